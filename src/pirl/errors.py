@@ -1,0 +1,17 @@
+"""The errors pirl raises about what it was given: each says what is wrong, where, and what to do about it."""
+
+
+class UserError(ValueError):
+    """Bad input: the command line prints its message without a traceback and exits with code 2."""
+
+
+class ConfigError(UserError):
+    """A configuration whose fields contradict each other."""
+
+
+class ObservationError(UserError):
+    """An observation, prompt or action that the model cannot take."""
+
+
+class CheckpointError(UserError):
+    """A checkpoint that is absent, damaged, or of another model."""

@@ -1,0 +1,72 @@
+"""OpenPI's `norm_stats.json`: the statistics a policy's states and actions are normalised with."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float64
+
+from pirl.errors import CheckpointError
+
+FILE_NAME = "norm_stats.json"
+
+
+@dataclass(frozen=True, eq=False)
+class NormStats:
+    """Statistics of one quantity (`state` or `actions`), per dimension. Quantiles may be absent."""
+
+    mean: Float64[np.ndarray, " dims"]
+    std: Float64[np.ndarray, " dims"]
+    q01: Float64[np.ndarray, " dims"] | None = None
+    q99: Float64[np.ndarray, " dims"] | None = None
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, NormStats) and self.to_json() == other.to_json()
+
+    def to_json(self) -> dict[str, list[float] | None]:
+        """As it stands in the file."""
+        fields = {"mean": self.mean, "std": self.std, "q01": self.q01, "q99": self.q99}
+        return {name: None if value is None else np.asarray(value, np.float64).tolist() for name, value in fields.items()}
+
+
+def read_norm_stats(file: Path) -> dict[str, NormStats]:
+    """Read the file; anything odd in it is named."""
+
+    def vector(name: str, key: str, value: Any) -> np.ndarray:
+        try:
+            array = np.asarray(value, np.float64)
+        except (TypeError, ValueError) as error:
+            raise CheckpointError(f"{file}: {name}.{key} is not a list of numbers ({error}).") from error
+        if array.ndim != 1 or not np.all(np.isfinite(array)):
+            raise CheckpointError(f"{file}: {name}.{key} should be a list of finite numbers; it is {value!r:.80}.")
+        return array
+
+    try:
+        content = json.loads(file.read_text())
+    except OSError as error:
+        raise CheckpointError(f"cannot read {file}: {error.strerror}.") from error
+    except ValueError as error:
+        raise CheckpointError(f"{file} is not JSON: {error}.") from error
+    entries = content.get("norm_stats") if isinstance(content, dict) else None
+    if not isinstance(entries, dict):
+        raise CheckpointError(f"{file} has no 'norm_stats' object: it is not an OpenPI statistics file.")
+    stats = {}
+    for name, fields in entries.items():
+        if not isinstance(fields, dict) or not {"mean", "std"} <= set(fields):
+            raise CheckpointError(f"{file}: {name!r} needs at least 'mean' and 'std'.")
+        arrays = {
+            key: vector(name, key, fields[key]) for key in ("mean", "std", "q01", "q99") if fields.get(key) is not None
+        }
+        if len({len(array) for array in arrays.values()}) != 1:
+            raise CheckpointError(f"{file}: the lists of {name!r} have different lengths.")
+        stats[name] = NormStats(**arrays)
+    return stats
+
+
+def write_norm_stats(file: Path, stats: Mapping[str, NormStats]) -> None:
+    """Write the file as OpenPI lays it out."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(json.dumps({"norm_stats": {name: entry.to_json() for name, entry in stats.items()}}, indent=2))

@@ -1,0 +1,268 @@
+"""Read OpenPI checkpoints, key by key, onto one device or a mesh.
+
+A checkpoint is a directory with `params/` (Orbax) and `assets/<asset id>/norm_stats.json`. Released ones name their
+leaves plainly, trained ones end every path in `value`; both are read. Where pirl wrote it there is also `pirl.json`,
+which describes the model, so that nothing but the directory is needed to load it again.
+"""
+
+import contextlib
+import json
+import logging
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import orbax.checkpoint as ocp
+
+from pirl.errors import CheckpointError, ConfigError
+from pirl.interop.norm_stats import FILE_NAME, NormStats, read_norm_stats
+from pirl.models.config import Pi0Config, get_model_config, list_model_configs
+from pirl.models.lora import init_lora
+from pirl.models.parameters import expected_parameters, nest, set_parameters
+from pirl.models.pi0 import Pi0, abstract_model
+
+DESCRIPTION_FILE = "pirl.json"
+Style = Literal["released", "trained"]
+# How one leaf, known by its path and shape, is laid out over devices.
+LeafSharding = Callable[[str, jax.ShapeDtypeStruct], jax.sharding.Sharding]
+
+# Leaves are read in groups of at most this size, so that the host holds no second copy of the whole.
+_READ_GROUP_BYTES = 1 << 30
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """An opened checkpoint: its keys, shapes and dtypes are known, none of its arrays has been read."""
+
+    directory: Path
+    params_directory: Path
+    style: Style
+    leaves: dict[str, jax.ShapeDtypeStruct]
+    # From pirl.json, where there is one.
+    description: dict[str, Any]
+
+    @property
+    def config(self) -> Pi0Config | None:
+        """The model the checkpoint says it is of."""
+        return Pi0Config.from_dict(self.description["model"]) if "model" in self.description else None
+
+    def fitting_presets(self) -> list[str]:
+        """The presets whose parameters have exactly these keys and shapes."""
+        shapes = {path: leaf.shape for path, leaf in self.leaves.items()}
+
+        def fits(name: str) -> bool:
+            expected = expected_parameters(get_model_config(name))
+            return shapes == {path: leaf.shape for path, leaf in expected.items()}
+
+        return [name for name in list_model_configs() if fits(name)]
+
+    def norm_stats(self) -> dict[str, dict[str, NormStats]]:
+        """Statistics by asset id."""
+        assets = self.directory / "assets"
+        files = sorted(assets.rglob(FILE_NAME)) if assets.is_dir() else []
+        return {file.parent.relative_to(assets).as_posix(): read_norm_stats(file) for file in files}
+
+    def read(
+        self,
+        paths: Iterable[str] | None = None,
+        *,
+        dtypes: Mapping[str, Any] | None = None,
+        sharding: LeafSharding | None = None,
+    ) -> dict[str, jax.Array]:
+        """Read leaves straight onto their devices, cast on the way where `dtypes` says so."""
+        device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+        arrays: dict[str, jax.Array] = {}
+        for group in self._groups(self.leaves if paths is None else paths):
+            restore_args = {
+                path: ocp.ArrayRestoreArgs(
+                    restore_type=jax.Array,
+                    dtype=(dtypes or {}).get(path, self.leaves[path].dtype),
+                    sharding=device if sharding is None else sharding(path, self.leaves[path]),
+                )
+                for path in group
+            }
+            arrays |= self._restore(restore_args)
+        return arrays
+
+    def _groups(self, paths: Iterable[str]) -> Iterator[list[str]]:
+        group: list[str] = []
+        size = 0
+        # The largest first: what a leaf needs in passing is then added to the little that is loaded already.
+        for path in sorted(paths, key=lambda path: -self.leaves[path].size):
+            leaf_size = self.leaves[path].size * self.leaves[path].dtype.itemsize
+            if group and size + leaf_size > _READ_GROUP_BYTES:
+                yield group
+                group, size = [], 0
+            group.append(path)
+            size += leaf_size
+        if group:
+            yield group
+
+    def _restore(self, restore_args: dict[str, ocp.ArrayRestoreArgs]) -> dict[str, jax.Array]:
+        suffix = "/value" if self.style == "trained" else ""
+        tree = {"params": nest({path + suffix: args for path, args in restore_args.items()})}
+        arguments = ocp.args.PyTreeRestore(item=tree, restore_args=tree, partial_restore=True)
+        with _named_damage(self.params_directory, f"one of {', '.join(restore_args)}"), quiet_orbax():
+            with ocp.PyTreeCheckpointer() as checkpointer:
+                restored = checkpointer.restore(self.params_directory, args=arguments)
+            return {path: leaf for path, leaf in _flatten(restored["params"], self.style).items()}
+
+
+def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
+    """Open a checkpoint directory, or the `params` directory inside one."""
+    directory = Path(path).expanduser().absolute()
+    if not directory.exists():
+        raise CheckpointError(f"no checkpoint at {directory}: the directory does not exist.")
+    params_directory = directory / "params"
+    if not params_directory.is_dir() and (directory / "_METADATA").is_file():
+        directory, params_directory = directory.parent, directory
+    if not params_directory.is_dir():
+        raise CheckpointError(f"{directory} is not an OpenPI checkpoint: it has no params/ directory.{_hint(directory)}")
+    with _named_damage(params_directory, "its metadata"), quiet_orbax(), ocp.PyTreeCheckpointer() as checkpointer:
+        tree = checkpointer.metadata(params_directory).item_metadata.tree["params"]
+        named = jax.tree_util.tree_leaves_with_path(tree)
+        style: Style = "trained" if all(_key(path[-1]) == "value" for path, _ in named) else "released"
+        leaves = {
+            path: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for path, leaf in _flatten(tree, style).items()
+        }
+    return Checkpoint(directory, params_directory, style, leaves, _read_description(directory))
+
+
+def load_policy(
+    path: str | os.PathLike[str],
+    config: Pi0Config | str | None = None,
+    *,
+    param_dtype: Any = None,
+    sharding: LeafSharding | None = None,
+    fresh_lora: jax.Array | None = None,
+) -> Pi0:
+    """Load a checkpoint into a policy. Every key must fit: what is missing, extra or of another shape is named.
+
+    `config` (a configuration or the name of a preset) may be left out where the checkpoint describes itself. Parameters
+    keep the dtype they were saved with unless `param_dtype` is given. `fresh_lora` is a random key that allows a
+    checkpoint without LoRA to start a LoRA policy: its low-rank weights are drawn from it.
+    """
+    checkpoint = open_checkpoint(path)
+    config = resolve_config(checkpoint, config)
+    expected = expected_parameters(config)
+    drawn: dict[str, jax.ShapeDtypeStruct] = {}
+    if fresh_lora is not None:
+        drawn = {name: leaf for name, leaf in expected.items() if "lora" in name and name not in checkpoint.leaves}
+    check_fit(checkpoint, {name: leaf for name, leaf in expected.items() if name not in drawn})
+    dtypes = {} if param_dtype is None else dict.fromkeys(expected, jnp.dtype(param_dtype))
+    arrays = checkpoint.read(dtypes=dtypes, sharding=sharding)
+    for index, (name, leaf) in enumerate(sorted(drawn.items())):
+        key = jax.random.fold_in(fresh_lora, index)
+        value = init_lora(key, leaf.shape, dtypes.get(name, leaf.dtype))
+        arrays[name] = value if sharding is None else jax.device_put(value, sharding(name, leaf))
+    return set_parameters(abstract_model(config), arrays)
+
+
+def resolve_config(checkpoint: Checkpoint, config: Pi0Config | str | None = None) -> Pi0Config:
+    """The model a checkpoint is of: as told, or as it says itself."""
+    config = get_model_config(config) if isinstance(config, str) else config or checkpoint.config
+    if config is not None:
+        return config
+    presets = checkpoint.fitting_presets()
+    found = f"The presets {', '.join(presets)} have the same parameters" if presets else "No preset has its parameters"
+    raise ConfigError(
+        f"{checkpoint.directory} does not say which model it is of, and parameters alone do not tell the action horizon "
+        f"or the prompt format: name the model's configuration. {found}."
+    )
+
+
+def check_fit(checkpoint: Checkpoint, expected: Mapping[str, jax.ShapeDtypeStruct]) -> None:
+    """Raise with every key that is missing, extra or of another shape."""
+    saved = checkpoint.leaves
+    missing = sorted(set(expected) - set(saved))
+    extra = sorted(set(saved) - set(expected))
+    other_shape = [
+        f"{path}: {saved[path].shape} in the checkpoint, {leaf.shape} in the model"
+        for path, leaf in sorted(expected.items())
+        if path in saved and saved[path].shape != leaf.shape
+    ]
+    problems = {"missing from the checkpoint": missing, "not in the model": extra, "of another shape": other_shape}
+    if not any(problems.values()):
+        return
+    listing = "".join(
+        f"\n  {what} ({len(names)}):" + "".join(f"\n    {name}" for name in names)
+        for what, names in problems.items()
+        if names
+    )
+    raise CheckpointError(
+        f"the checkpoint {checkpoint.directory} is not of this model.{listing}\n{_misfit_hint(missing, extra)}"
+    )
+
+
+def _misfit_hint(missing: list[str], extra: list[str]) -> str:
+    if any(path.startswith("time_mlp") for path in extra):
+        return "The checkpoint is a π₀.₅; the model is a π₀. Choose a pi05 configuration."
+    if any(path.startswith("time_mlp") for path in missing):
+        return "The checkpoint is a π₀; the model is a π₀.₅. Choose a pi0 configuration."
+    if extra and all("lora" in path for path in extra):
+        return "The checkpoint has LoRA weights: choose a LoRA configuration, or merge them (pirl convert --merge-lora)."
+    if missing and all("lora" in path for path in missing):
+        return "The checkpoint has no LoRA weights: choose a configuration without, or start them fresh (fresh_lora)."
+    return "`pirl convert CHECKPOINT` prints what it holds and which presets it fits."
+
+
+def _flatten(tree: Any, style: Style) -> dict[str, Any]:
+    paths = jax.tree_util.tree_leaves_with_path(tree)
+    end = -1 if style == "trained" else None
+    return {"/".join(_key(entry) for entry in path[:end]): leaf for path, leaf in paths}
+
+
+def _key(entry: Any) -> str:
+    return str(getattr(entry, "key", entry))
+
+
+def _hint(directory: Path) -> str:
+    steps = sorted(int(entry.name) for entry in directory.iterdir() if entry.is_dir() and entry.name.isdigit())
+    if steps:
+        return f" It holds the checkpoints of steps {', '.join(map(str, steps))}: name one, e.g. {directory / str(steps[-1])}."
+    if (directory / "model.safetensors").is_file():
+        return " It holds model.safetensors, OpenPI's PyTorch format; pirl reads the JAX one."
+    return ""
+
+
+def _read_description(directory: Path) -> dict[str, Any]:
+    file = directory / DESCRIPTION_FILE
+    if not file.is_file():
+        return {}
+    try:
+        description = json.loads(file.read_text())
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{file} cannot be read: {error}. Copy the checkpoint again.") from error
+    if not isinstance(description, dict):
+        raise CheckpointError(f"{file} should hold an object. Copy the checkpoint again.")
+    return description
+
+
+@contextlib.contextmanager
+def _named_damage(directory: Path, what: str) -> Iterator[None]:
+    """Turn whatever Orbax and TensorStore raise about broken files into one sentence about the checkpoint."""
+    try:
+        yield
+    except (ValueError, KeyError, TypeError, AttributeError, OSError, RuntimeError) as error:
+        if isinstance(error, CheckpointError):
+            raise
+        reason = str(error).strip().splitlines()[0][:300] if str(error).strip() else type(error).__name__
+        raise CheckpointError(
+            f"{directory} is damaged or incomplete: reading {what} failed ({reason}). Copy the checkpoint again."
+        ) from error
+
+
+@contextlib.contextmanager
+def quiet_orbax() -> Iterator[None]:
+    """Hold back Orbax's notes about metadata that OpenPI's checkpoints never had."""
+    logger = logging.getLogger("absl")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)

@@ -1,0 +1,256 @@
+"""The sizes of a π₀ / π₀.₅ policy, and the named presets from a laptop model to the released ones."""
+
+import dataclasses
+import difflib
+import re
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from pirl.errors import ConfigError
+
+DType = Literal["float32", "bfloat16"]
+
+# OpenPI's camera slots, in the order in which their tokens enter the prefix.
+OPENPI_CAMERAS = ("base_0_rgb", "left_wrist_0_rgb", "right_wrist_0_rgb")
+
+
+@dataclass(frozen=True)
+class LoraConfig:
+    """A low-rank update of a frozen weight."""
+
+    rank: int
+    alpha: float = 1.0
+    rank_stabilised: bool = False
+
+    @property
+    def scale(self) -> float:
+        """The factor on the low-rank product (attention only: OpenPI's feed-forward LoRA is not scaled)."""
+        return self.alpha / (self.rank**0.5 if self.rank_stabilised else self.rank)
+
+
+@dataclass(frozen=True)
+class ExpertConfig:
+    """One of the two experts of the transformer. Depth, heads and head size must agree between the two."""
+
+    width: int
+    depth: int
+    mlp_dim: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    attention_lora: LoraConfig | None = None
+    mlp_lora: LoraConfig | None = None
+
+    @property
+    def has_lora(self) -> bool:
+        """Whether any of its weights carries a low-rank update."""
+        return self.attention_lora is not None or self.mlp_lora is not None
+
+    def with_lora(self, lora: LoraConfig | None) -> "ExpertConfig":
+        """The same expert with `lora` on attention and feed-forward, or without any."""
+        return dataclasses.replace(self, attention_lora=lora, mlp_lora=lora)
+
+
+@dataclass(frozen=True)
+class VisionConfig:
+    """The SigLIP vision tower; its output width is that of the first expert."""
+
+    width: int
+    depth: int
+    mlp_dim: int
+    num_heads: int
+    patch_size: tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Pi0Config:
+    """Every size of a policy. The defaults outside the networks are OpenPI's."""
+
+    vision: VisionConfig
+    language: ExpertConfig
+    action_expert: ExpertConfig
+    vocab_size: int = 257_152
+    # π₀.₅: the flow time conditions the action expert's norms, and the state is read as text or not at all.
+    pi05: bool = False
+    # The prompt spells the state out in 256 bins (π₀.₅ only). Off for π₀.₅ LIBERO, which sees no state.
+    discrete_state_input: bool = False
+    action_dim: int = 32
+    action_horizon: int = 50
+    max_token_len: int = 48
+    # Without cameras the policy has no vision tower; without a prompt too, the prefix is empty.
+    cameras: tuple[str, ...] = OPENPI_CAMERAS
+    image_resolution: tuple[int, int] = (224, 224)
+    # The dtype of the heavy matrix products, and that of fresh parameters.
+    dtype: DType = "bfloat16"
+    param_dtype: DType = "float32"
+    # Recompute each layer in the backward pass instead of keeping its activations.
+    remat: bool = True
+    # "paligemma": the public SentencePiece file of π₀; "tiny": the one inside this package.
+    tokenizer: Literal["paligemma", "tiny"] = "paligemma"
+
+    def __post_init__(self) -> None:
+        first, second = self.language, self.action_expert
+        for field in ("depth", "num_heads", "num_kv_heads", "head_dim"):
+            if getattr(first, field) != getattr(second, field):
+                raise ConfigError(
+                    f"language.{field} = {getattr(first, field)} but action_expert.{field} = "
+                    f"{getattr(second, field)}: the experts attend jointly, so these must be equal."
+                )
+        if first.num_heads % first.num_kv_heads:
+            raise ConfigError(f"num_heads = {first.num_heads} is not a multiple of num_kv_heads = {first.num_kv_heads}.")
+        if first.head_dim % 2:
+            raise ConfigError(f"head_dim = {first.head_dim} must be even: rotary embedding turns pairs of components.")
+        if second.width % 2:
+            raise ConfigError(f"action_expert.width = {second.width} must be even: the time embedding is sine and cosine.")
+        if self.vision.width % self.vision.num_heads:
+            raise ConfigError(
+                f"vision.width = {self.vision.width} is not a multiple of vision.num_heads = {self.vision.num_heads}."
+            )
+        if self.cameras and any(r < p for r, p in zip(self.image_resolution, self.vision.patch_size, strict=True)):
+            raise ConfigError(f"image_resolution {self.image_resolution} is smaller than a patch {self.vision.patch_size}.")
+        if len(set(self.cameras)) != len(self.cameras):
+            raise ConfigError(f"cameras = {self.cameras} names a camera twice.")
+        if self.discrete_state_input and not self.pi05:
+            raise ConfigError("discrete_state_input spells the state in the π₀.₅ prompt; it needs pi05 = True.")
+        if self.pi05 and not self.cameras and not self.max_token_len:
+            raise ConfigError("π₀.₅ sees the state only as text: without cameras and prompt this policy is blind.")
+
+    @property
+    def tokens_per_image(self) -> int:
+        """How many prefix tokens one camera takes."""
+        (height, width), (patch_height, patch_width) = self.image_resolution, self.vision.patch_size
+        return (height // patch_height) * (width // patch_width)
+
+    @property
+    def suffix_len(self) -> int:
+        """How many tokens one action chunk takes: π₀ has the state in front."""
+        return self.action_horizon + (0 if self.pi05 else 1)
+
+    def is_frozen(self, path: str) -> bool:
+        """OpenPI's freeze rule for LoRA training, on a '/'-joined parameter path. Without LoRA nothing is frozen."""
+        if not self.language.has_lora and not self.action_expert.has_lora:
+            return False
+        if re.fullmatch(".*lora.*", path):
+            return False
+        in_language_model = re.fullmatch(".*llm.*", path) is not None
+        in_action_expert = re.fullmatch(".*llm.*_1.*", path) is not None
+        if not self.language.has_lora:
+            return in_action_expert
+        return in_language_model and (self.action_expert.has_lora or not in_action_expert)
+
+    def without_lora(self) -> "Pi0Config":
+        """The configuration of the same policy after its LoRA has been merged."""
+        return dataclasses.replace(
+            self, language=self.language.with_lora(None), action_expert=self.action_expert.with_lora(None)
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """A JSON-ready description, the inverse of `from_dict`."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> "Pi0Config":
+        """Read what `to_dict` wrote; an unknown or missing field is named."""
+
+        def build(kind: type, fields: Any, where: str) -> Any:
+            if fields is None:
+                return None
+            known = {field.name for field in dataclasses.fields(kind)}
+            if not isinstance(fields, dict) or (unknown := set(fields) - known):
+                raise ConfigError(
+                    f"{where} of the model description has unknown fields {sorted(unknown)}; "
+                    "it was written by another version of pirl."
+                    if isinstance(fields, dict)
+                    else f"{where} of the model description is {fields!r}, not a mapping."
+                )
+            try:
+                return kind(**fields)
+            except TypeError as error:
+                raise ConfigError(f"{where} of the model description is incomplete: {error}.") from error
+
+        def expert(fields: Any, where: str) -> Any:
+            loras = ("attention_lora", "mlp_lora")
+            if isinstance(fields, dict):
+                fields = fields | {k: build(LoraConfig, fields.get(k), f"{where}.{k}") for k in loras}
+            return build(ExpertConfig, fields, where)
+
+        def pair(value: Any) -> Any:
+            return tuple(value) if isinstance(value, list | tuple) else value
+
+        if not isinstance(data, dict):
+            raise ConfigError(f"a model description is a mapping, not {data!r}.")
+        data = {key: pair(value) for key, value in data.items()}
+        if isinstance(data.get("vision"), dict):
+            vision = {key: pair(value) for key, value in data["vision"].items()}
+            data["vision"] = build(VisionConfig, vision, "vision")
+        for name in ("language", "action_expert"):
+            if name in data:
+                data[name] = expert(data[name], name)
+        return build(cls, data, "the root")
+
+
+# --- presets -----------------------------------------------------------------------------------------------------------
+
+SIGLIP_SO400M = VisionConfig(width=1152, depth=27, mlp_dim=4304, num_heads=16, patch_size=(14, 14))
+GEMMA_2B = ExpertConfig(width=2048, depth=18, mlp_dim=16_384, num_heads=8, num_kv_heads=1, head_dim=256)
+GEMMA_300M = ExpertConfig(width=1024, depth=18, mlp_dim=4096, num_heads=8, num_kv_heads=1, head_dim=256)
+GEMMA_2B_LORA = GEMMA_2B.with_lora(LoraConfig(rank=16, alpha=16.0))
+GEMMA_300M_LORA = GEMMA_300M.with_lora(LoraConfig(rank=32, alpha=32.0))
+
+
+def _pi0(language: ExpertConfig = GEMMA_2B, action_expert: ExpertConfig = GEMMA_300M) -> Pi0Config:
+    return Pi0Config(vision=SIGLIP_SO400M, language=language, action_expert=action_expert)
+
+
+def _pi05(language: ExpertConfig = GEMMA_2B, action_expert: ExpertConfig = GEMMA_300M) -> Pi0Config:
+    base = _pi0(language, action_expert)
+    return dataclasses.replace(base, pi05=True, discrete_state_input=True, max_token_len=200)
+
+
+# About 1.4 M parameters: two 56×56 cameras (16 tokens each) and the package's own tokeniser; trains on a laptop CPU.
+_TINY = Pi0Config(
+    vision=VisionConfig(width=96, depth=2, mlp_dim=192, num_heads=4, patch_size=(14, 14)),
+    language=ExpertConfig(width=128, depth=4, mlp_dim=256, num_heads=4, num_kv_heads=1, head_dim=32),
+    action_expert=ExpertConfig(width=96, depth=4, mlp_dim=256, num_heads=4, num_kv_heads=1, head_dim=32),
+    vocab_size=1024,
+    action_dim=8,
+    action_horizon=10,
+    max_token_len=16,
+    cameras=("base_0_rgb", "left_wrist_0_rgb"),
+    image_resolution=(56, 56),
+    dtype="float32",
+    tokenizer="tiny",
+)
+
+_PRESETS: dict[str, Pi0Config] = {
+    # A CPU demo. `tiny_pi05` leaves room for the state in the prompt; `tiny_state` sees nothing but the state.
+    "tiny": _TINY,
+    "tiny_pi05": dataclasses.replace(_TINY, pi05=True, discrete_state_input=True, max_token_len=64),
+    "tiny_lora": dataclasses.replace(
+        _TINY,
+        language=_TINY.language.with_lora(LoraConfig(rank=8, alpha=8.0)),
+        action_expert=_TINY.action_expert.with_lora(LoraConfig(rank=8, alpha=8.0)),
+    ),
+    "tiny_state": dataclasses.replace(_TINY, cameras=(), max_token_len=0),
+    # The released models (3.2 B and 3.4 B) and OpenPI's LoRA variants of them.
+    "pi0_base": _pi0(),
+    "pi05_base": _pi05(),
+    "pi0_lora": _pi0(GEMMA_2B_LORA, GEMMA_300M_LORA),
+    "pi05_lora": _pi05(GEMMA_2B_LORA, GEMMA_300M_LORA),
+    "pi0_lora_paligemma_only": _pi0(GEMMA_2B_LORA, GEMMA_300M),
+    "pi0_lora_action_expert_only": _pi0(GEMMA_2B, GEMMA_300M_LORA),
+}
+
+
+def list_model_configs() -> list[str]:
+    """The names of the presets."""
+    return list(_PRESETS)
+
+
+def get_model_config(name: str) -> Pi0Config:
+    """The preset of that name; an unknown one is answered with the nearest."""
+    if name in _PRESETS:
+        return _PRESETS[name]
+    near = difflib.get_close_matches(name, _PRESETS, n=1)
+    hint = f"Did you mean {near[0]!r}? " if near else ""
+    raise ConfigError(f"no model preset is named {name!r}. {hint}Known: {', '.join(_PRESETS)}.")

@@ -1,0 +1,169 @@
+"""What a policy sees: the observation type, its checks, and the preparation of its images."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, UInt8
+
+from pirl.errors import ObservationError
+from pirl.models.augmentation import augment
+from pirl.models.config import Pi0Config
+
+Image = Float[Array, "b h w 3"] | UInt8[Array, "b h w 3"]
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Observation:
+    """A batch of observations. Images are uint8, or float32 in [-1, 1]; state is normalised and padded."""
+
+    images: dict[str, Image]
+    image_masks: dict[str, Bool[Array, " b"]]
+    state: Float[Array, "b action_dim"]
+    tokenized_prompt: Int[Array, "b tokens"] | None = None
+    tokenized_prompt_mask: Bool[Array, "b tokens"] | None = None
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any], config: Pi0Config) -> "Observation":
+        """Build from OpenPI's dictionary (`image`, `image_mask`, `state`, `tokenized_prompt`, …) of batched arrays.
+
+        This is where raw data enters the model, so it is also where values are looked at: everything wrong with the
+        given arrays is reported, by name, before anything is computed.
+        """
+        unknown = set(data) - {"image", "image_mask", "state", "tokenized_prompt", "tokenized_prompt_mask"}
+        if unknown or "state" not in data:
+            raise ObservationError(
+                f"an observation has the keys image, image_mask, state, tokenized_prompt and tokenized_prompt_mask; "
+                f"got {sorted(data)}."
+            )
+        state = np.asarray(data["state"], np.float32)
+        images = {name: np.asarray(image) for name, image in data.get("image", {}).items()}
+        # The masks of absent cameras default to true, as in OpenPI.
+        masks = {name: np.ones(state.shape[:1], bool) for name in images} | {
+            name: np.asarray(mask, bool) for name, mask in data.get("image_mask", {}).items()
+        }
+        prompt, prompt_mask = data.get("tokenized_prompt"), data.get("tokenized_prompt_mask")
+        observation = cls(
+            images=images,
+            image_masks=masks,
+            state=state,
+            tokenized_prompt=None if prompt is None else np.asarray(prompt, np.int32),
+            tokenized_prompt_mask=None if prompt_mask is None else np.asarray(prompt_mask, bool),
+        )
+        check_shapes(observation, config)
+        _check_values(observation, config)
+        return observation
+
+
+def check_shapes(observation: Observation, config: Pi0Config) -> None:
+    """Raise if names, dtypes or shapes do not fit the model. Sees no values, so it also runs while tracing."""
+    given, wanted = set(observation.images), set(config.cameras)
+    if given != wanted:
+        problems = [f"missing {sorted(wanted - given)}"] if wanted - given else []
+        problems += [f"unknown {sorted(given - wanted)}"] if given - wanted else []
+        raise ObservationError(
+            f"the cameras of the observation do not fit the model: {' and '.join(problems)}; the model has "
+            f"{list(config.cameras)}. A camera the robot lacks is given as zeros with its image_mask False."
+        )
+    if observation.state.ndim != 2 or observation.state.shape[1] != config.action_dim:
+        raise ObservationError(
+            f"state has shape {observation.state.shape}, the model takes (batch, {config.action_dim}): "
+            "pad a narrower state with zeros; a wider one needs a model with a larger action_dim."
+        )
+    batch = observation.state.shape[0]
+    for name, image in observation.images.items():
+        if image.ndim != 4 or image.shape[0] != batch or image.shape[3] != 3:
+            raise ObservationError(
+                f"image {name!r} has shape {image.shape}, expected ({batch}, height, width, 3): channels come last."
+            )
+        if image.dtype not in (jnp.uint8, jnp.float32):
+            raise ObservationError(
+                f"image {name!r} has dtype {image.dtype}, expected uint8 (0 to 255) or float32 (-1 to 1)."
+            )
+    if set(observation.image_masks) != given:
+        raise ObservationError(
+            f"image_masks are for {sorted(observation.image_masks)}, the images are {sorted(given)}: one mask per camera."
+        )
+    for name, mask in observation.image_masks.items():
+        if mask.shape != (batch,):
+            raise ObservationError(f"image_mask {name!r} has shape {mask.shape}, expected ({batch},).")
+    prompt, prompt_mask = observation.tokenized_prompt, observation.tokenized_prompt_mask
+    if (prompt is None) != (prompt_mask is None):
+        raise ObservationError("tokenized_prompt and tokenized_prompt_mask come together or not at all.")
+    if prompt is not None and prompt_mask is not None:
+        if prompt.ndim != 2 or prompt.shape[0] != batch or prompt_mask.shape != prompt.shape:
+            raise ObservationError(
+                f"tokenized_prompt has shape {prompt.shape} and its mask {prompt_mask.shape}, expected ({batch}, tokens)."
+            )
+        if prompt.shape[1] > config.max_token_len:
+            raise ObservationError(
+                f"the prompt has {prompt.shape[1]} tokens, the model takes max_token_len = {config.max_token_len}: "
+                "shorten the prompt or raise max_token_len."
+            )
+
+
+def _check_values(observation: Observation, config: Pi0Config) -> None:
+    def not_finite(array: Any) -> str:
+        """Where the first bad value stands, or nothing."""
+        bad = np.argwhere(~np.isfinite(array))
+        return "" if not len(bad) else f"{array[tuple(bad[0])]} at index {tuple(int(i) for i in bad[0])}"
+
+    if where := not_finite(observation.state):
+        raise ObservationError(f"state contains {where} (batch, dimension): clean the data before it meets the model.")
+    for name, image in observation.images.items():
+        if image.dtype == np.uint8:
+            continue
+        if where := not_finite(image):
+            raise ObservationError(f"image {name!r} contains {where} (batch, row, column, channel).")
+        low, high = float(np.min(image, initial=0.0)), float(np.max(image, initial=0.0))
+        if low < -1 - 1e-5 or high > 1 + 1e-5:
+            raise ObservationError(
+                f"image {name!r} has values from {low:.4g} to {high:.4g}; float images lie in [-1, 1]. "
+                "Pass uint8, or map 0..255 by x / 255 * 2 - 1."
+            )
+    prompt = observation.tokenized_prompt
+    if prompt is not None and prompt.size and (prompt.min() < 0 or prompt.max() >= config.vocab_size):
+        worst = prompt.min() if prompt.min() < 0 else prompt.max()
+        raise ObservationError(
+            f"tokenized_prompt contains token {worst}, outside the vocabulary of {config.vocab_size}: "
+            f"was it written by another tokeniser than the model's ({config.tokenizer!r})?"
+        )
+
+
+def preprocess(observation: Observation, config: Pi0Config, rng: PRNGKeyArray | None = None) -> Observation:
+    """Images as the vision tower takes them: float32 in [-1, 1] at the model's size; augmented if `rng` is given."""
+    check_shapes(observation, config)
+    images = {}
+    for name in config.cameras:
+        image = to_float(observation.images[name])
+        if image.shape[1:3] != config.image_resolution:
+            image = resize_with_pad(image, *config.image_resolution)
+        if rng is not None:
+            image = augment(rng, image, geometric="wrist" not in name)
+        images[name] = image
+    return replace(observation, images=images)
+
+
+def to_float(image: Image) -> Float[Array, "b h w 3"]:
+    """uint8 0..255 to float32 -1..1; float images pass."""
+    return image.astype(jnp.float32) / 255.0 * 2.0 - 1.0 if image.dtype == jnp.uint8 else image
+
+
+def resize_with_pad(image: Image, height: int, width: int) -> Image:
+    """Scale to fit inside height × width without distortion, and centre on black (-1 for float, 0 for uint8)."""
+    batch, old_height, old_width, channels = image.shape
+    ratio = max(old_width / width, old_height / height)
+    new_height, new_width = int(old_height / ratio), int(old_width / ratio)
+    resized = jax.image.resize(image, (batch, new_height, new_width, channels), method="linear")
+    if image.dtype == jnp.uint8:
+        resized = jnp.clip(jnp.round(resized), 0, 255).astype(jnp.uint8)
+    else:
+        resized = jnp.clip(resized, -1.0, 1.0)
+    # The smaller half of an odd margin goes first.
+    top, left = (height - new_height) // 2, (width - new_width) // 2
+    margins = ((0, 0), (top, height - new_height - top), (left, width - new_width - left), (0, 0))
+    return jnp.pad(resized, margins, constant_values=0 if image.dtype == jnp.uint8 else -1.0)

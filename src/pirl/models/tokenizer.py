@@ -1,0 +1,119 @@
+"""Prompts to tokens: SentencePiece with the two prompt formats of π₀ and π₀.₅.
+
+The PaliGemma vocabulary is a file the user has, found by path, environment variable or cache and never downloaded; a
+small vocabulary for the `tiny` presets lives inside the package.
+"""
+
+import logging
+import os
+from importlib import resources
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import sentencepiece
+from jaxtyping import Bool, Float, Int, Int64
+
+from pirl.errors import ObservationError, UserError
+from pirl.models.config import Pi0Config
+
+log = logging.getLogger(__name__)
+
+PATH_VARIABLE = "PIRL_TOKENIZER"
+_FILE = "paligemma_tokenizer.model"
+_SOURCE = "https://storage.googleapis.com/big_vision/paligemma_tokenizer.model"
+
+
+def _cached_files() -> list[Path]:
+    """Where the PaliGemma file may lie already: pirl's cache, and that of OpenPI."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    openpi = Path(os.environ.get("OPENPI_DATA_HOME") or Path.home() / ".cache" / "openpi")
+    return [cache / "pirl" / _FILE, openpi / "big_vision" / _FILE]
+
+
+def find_tokenizer(path: str | os.PathLike[str] | None = None) -> Path:
+    """The PaliGemma SentencePiece file: `path`, else $PIRL_TOKENIZER, else a cache. Says what to do when there is none."""
+    for origin, given in ((None, path), (PATH_VARIABLE, os.environ.get(PATH_VARIABLE))):
+        if given:
+            file = Path(given).expanduser()
+            if file.is_file():
+                return file
+            raise UserError(f"no tokeniser file at {file}" + (f" (from ${origin})." if origin else "."))
+    places = _cached_files()
+    for file in places:
+        if file.is_file():
+            return file
+    raise UserError(
+        "the PaliGemma tokeniser was not found. Looked at:\n"
+        + "".join(f"  {file}\n" for file in places)
+        + f"Get it once, for example with\n  curl --create-dirs -o {places[0]} {_SOURCE}\n"
+        f"or set ${PATH_VARIABLE} to where it is. pirl never downloads it by itself."
+    )
+
+
+class Tokenizer:
+    """Turns a prompt, with or without a state, into a fixed number of tokens and their validity mask."""
+
+    def __init__(self, model: bytes, max_len: int, *, overflow: Literal["error", "truncate"] = "error"):
+        self._max_len = max_len
+        self._overflow = overflow
+        self._sentencepiece = sentencepiece.SentencePieceProcessor()
+        self._sentencepiece.LoadFromSerializedProto(model)
+
+    @classmethod
+    def from_file(
+        cls, path: str | os.PathLike[str] | None, max_len: int, *, overflow: Literal["error", "truncate"] = "error"
+    ) -> "Tokenizer":
+        """Read a SentencePiece file; without a path, the PaliGemma one is looked for."""
+        file = find_tokenizer(path)
+        try:
+            return cls(file.read_bytes(), max_len, overflow=overflow)
+        except (RuntimeError, OSError) as error:
+            raise UserError(f"{file} is not a SentencePiece model ({error}). Get the file again.") from error
+
+    @classmethod
+    def for_model(cls, config: Pi0Config, path: str | os.PathLike[str] | None = None) -> "Tokenizer":
+        """The tokeniser a model wants: the package's own for the tiny presets, PaliGemma's otherwise."""
+        if path is None and config.tokenizer == "tiny":
+            model = resources.files("pirl.models").joinpath("assets/tiny_tokenizer.model").read_bytes()
+            return cls(model, config.max_token_len)
+        return cls.from_file(path, config.max_token_len)
+
+    @property
+    def vocab_size(self) -> int:
+        """How many tokens there are."""
+        return self._sentencepiece.vocab_size()
+
+    def __call__(
+        self, prompt: str, state: Float[np.ndarray, " dims"] | None = None
+    ) -> tuple[Int64[np.ndarray, " max_len"], Bool[np.ndarray, " max_len"]]:
+        """Tokens and mask of one prompt. A given state (normalised, not padded) selects the π₀.₅ format.
+
+        A prompt that does not fit raises, unless this tokeniser was made to truncate: what is cut is the tail that
+        tells the model where the actions begin.
+        """
+        text = prompt.strip().replace("_", " ").replace("\n", " ")
+        if state is None:
+            # The newline is the start-of-answer token, encoded on its own.
+            tokens = self._encode(text, bos=True) + self._encode("\n")
+        else:
+            if not np.all(np.isfinite(state)):
+                raise ObservationError(f"the state to be put into the prompt is not finite: {np.asarray(state)}.")
+            spelled = " ".join(str(bin_) for bin_ in discretize_state(state))
+            tokens = self._encode(f"Task: {text}, State: {spelled};\nAction: ", bos=True)
+        if len(tokens) > self._max_len:
+            message = f"the prompt {prompt!r} takes {len(tokens)} tokens, the limit is max_token_len = {self._max_len}"
+            if self._overflow == "error":
+                raise ObservationError(f"{message}: shorten the prompt or raise max_token_len.")
+            log.warning("%s: truncated.", message)
+        tokens = tokens[: self._max_len]
+        padding = self._max_len - len(tokens)
+        return np.array(tokens + [0] * padding, np.int64), np.arange(self._max_len) < len(tokens)
+
+    def _encode(self, text: str, *, bos: bool = False) -> list[int]:
+        return self._sentencepiece.encode(text, add_bos=bos)
+
+
+def discretize_state(state: Float[np.ndarray, " dims"]) -> Int[np.ndarray, " dims"]:
+    """Bins 0..255 over [-1, 1); below it -1, above it 255."""
+    return np.digitize(state, bins=np.linspace(-1, 1, 256 + 1)[:-1]) - 1

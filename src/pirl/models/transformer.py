@@ -1,0 +1,263 @@
+"""The two-expert Gemma transformer of π₀: shared attention, separate weights, a cache of the prefix's keys and values.
+
+Prefix tokens (images, text) run through expert 0 and see each other; suffix tokens (state, actions) run through expert 1
+and see the prefix and themselves. Because the prefix never looks at the suffix, the joint pass splits exactly into two:
+the prefix once, and then any number of suffixes against its cached keys and values.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax.nn import initializers
+from jaxtyping import Array, Bool, Float, Int
+
+from pirl.models.config import ExpertConfig
+from pirl.models.lora import Einsum, FeedForward
+
+# What a masked logit becomes: finite, so that a row without any valid key turns into a uniform one instead of NaN.
+_MASKED = -2.3819763e38
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class KVCache:
+    """Keys (after rotary embedding) and values of the prefix, one entry per layer."""
+
+    keys: Float[Array, "layers b s kv_heads head_dim"]
+    values: Float[Array, "layers b s kv_heads head_dim"]
+
+
+def attention_mask(valid: Bool[Array, "b t"], block_start: Bool[Array, "*#b t"]) -> Bool[Array, "b t t"]:
+    """Who may see whom: query i sees key j if j's block does not come after i's and both tokens are valid.
+
+    `block_start` marks the tokens that open a new block; tokens of a block see each other and all earlier blocks.
+    """
+    block = jnp.cumsum(jnp.broadcast_to(block_start, valid.shape), axis=1)
+    not_later = block[:, None, :] <= block[:, :, None]
+    return not_later & valid[:, None, :] & valid[:, :, None]
+
+
+def rotary_embedding(x: Float[Array, "b t heads dim"], positions: Int[Array, "b t"]) -> Float[Array, "b t heads dim"]:
+    """Rotate the two halves of each head by the position, with wavelengths up to 10 000."""
+    half = x.shape[-1] // 2
+    wavelength = 10_000.0 ** ((2.0 / x.shape[-1]) * jnp.arange(half, dtype=jnp.float32))
+    radians = positions[..., None, None].astype(jnp.float32) / wavelength
+    sin, cos = jnp.sin(radians), jnp.cos(radians)
+    first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
+    rotated = jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
+    return rotated.astype(x.dtype)
+
+
+def attend(
+    q: Float[Array, "b t heads dim"],
+    k: Float[Array, "b t kv_heads dim"],
+    v: Float[Array, "b t kv_heads dim"],
+    mask: Bool[Array, "b l l"],
+    cached: tuple[Float[Array, "b s kv_heads dim"], Float[Array, "b s kv_heads dim"]] | None = None,
+    cached_mask: Bool[Array, "b s"] | None = None,
+) -> Float[Array, "b t heads dim"]:
+    """Grouped-query attention of `t = n · l` tokens over a shared cache and over their own group of `l`.
+
+    The n groups are alternative continuations of one prefix: they share the cached keys, which are never copied, and do
+    not see each other.
+    """
+    batch, tokens, heads, dim = q.shape
+    kv_heads, length = k.shape[2], mask.shape[-1]
+    groups = tokens // length
+    q = q.reshape(batch, groups, length, kv_heads, heads // kv_heads, dim)
+    k, v = (x.reshape(batch, groups, length, kv_heads, dim) for x in (k, v))
+
+    logits = jnp.einsum("bnlkgh,bnmkh->bkgnlm", q, k, preferred_element_type=jnp.float32)
+    logits = jnp.where(mask[:, None, None, None], logits, _MASKED)
+    if cached is not None and cached_mask is not None:
+        cached_keys, cached_values = cached
+        prefix_logits = jnp.einsum("bnlkgh,bskh->bkgnls", q, cached_keys, preferred_element_type=jnp.float32)
+        prefix_logits = jnp.where(cached_mask[:, None, None, None, None], prefix_logits, _MASKED)
+        logits = jnp.concatenate([prefix_logits, logits], axis=-1)
+    weights = jax.nn.softmax(logits, axis=-1).astype(q.dtype)
+
+    # Both products are summed in float32 and rounded once, as one product over concatenated values would be.
+    own = weights[..., -length:]
+    out = jnp.einsum("bkgnlm,bnmkh->bnlkgh", own, v, preferred_element_type=jnp.float32)
+    if cached is not None:
+        prefix_weights = weights[..., :-length]
+        out += jnp.einsum("bkgnls,bskh->bnlkgh", prefix_weights, cached_values, preferred_element_type=jnp.float32)
+    return out.astype(q.dtype).reshape(batch, tokens, heads, dim)
+
+
+class RMSNorm(nnx.Module):
+    """Root-mean-square norm; with conditioning (adaRMS) its scale, shift and residual gate come from a vector."""
+
+    def __init__(self, width: int, *, conditioned: bool, rngs: nnx.Rngs, param_dtype: jnp.dtype):
+        self.conditioned = conditioned
+        if conditioned:
+            zeros = initializers.zeros
+            # Zero: a fresh adaRMS block has a closed gate, so it starts as the identity.
+            self.Dense_0 = nnx.Linear(width, 3 * width, kernel_init=zeros, param_dtype=param_dtype, rngs=rngs)
+        else:
+            self.scale = nnx.Param(jnp.zeros((width,), param_dtype))
+
+    def __call__(
+        self, x: Float[Array, "b t w"], condition: Float[Array, "b w"] | None
+    ) -> tuple[Float[Array, "b t w"], Float[Array, "b 1 w"] | None]:
+        """The normed tokens and, where conditioned, the gate of the residual branch they open."""
+        variance = jnp.mean(jnp.square(x.astype(jnp.float32)), axis=-1, keepdims=True)
+        normed = x * jax.lax.reciprocal(jnp.sqrt(variance + 1e-6))
+        if not self.conditioned:
+            return (normed * (1 + self.scale[...])).astype(x.dtype), None
+        if condition is None:
+            raise ValueError("an adaRMS norm needs its conditioning vector.")
+        kernel, bias = self.Dense_0.kernel[...].astype(x.dtype), self.Dense_0.bias[...].astype(x.dtype)
+        modulation = jnp.dot(condition.astype(x.dtype), kernel) + bias
+        scale, shift, gate = jnp.split(modulation[:, None, :], 3, axis=-1)
+        return (normed * (1 + scale) + shift).astype(x.dtype), gate
+
+
+def _named(name: str, expert: int) -> str:
+    """OpenPI's names: those of expert 0 are bare, those of expert 1 end in `_1`."""
+    return name if expert == 0 else f"{name}_{expert}"
+
+
+class Attention(nnx.Module):
+    """The projections of both experts."""
+
+    def __init__(self, experts: tuple[ExpertConfig, ...], *, rngs: nnx.Rngs, param_dtype: jnp.dtype):
+        for index, expert in enumerate(experts):
+            heads, kv_heads, dim, width = expert.num_heads, expert.num_kv_heads, expert.head_dim, expert.width
+            options: dict[str, Any] = {"lora": expert.attention_lora, "rngs": rngs, "param_dtype": param_dtype}
+
+            def lecun(*batch_axis: int) -> initializers.Initializer:
+                return initializers.lecun_normal(in_axis=-2, out_axis=-1, batch_axis=batch_axis)
+
+            if kv_heads == heads:
+                qkv = Einsum((3, heads, width, dim), "BSD,3KDH->3BSKH", init=lecun(0, 1), **options)
+                setattr(self, _named("qkv_einsum", index), qkv)
+            else:
+                query = Einsum((heads, width, dim), "BTD,NDH->BTNH", init=lecun(0), **options)
+                key_value = Einsum((2, kv_heads, width, dim), "BSD,2KDH->2BSKH", init=lecun(0, 1), **options)
+                setattr(self, _named("q_einsum", index), query)
+                setattr(self, _named("kv_einsum", index), key_value)
+            output_init = initializers.lecun_normal(in_axis=(-3, -2), out_axis=-1)
+            output = Einsum((heads, dim, width), "BTNH,NHD->BTD", init=output_init, **options)
+            setattr(self, _named("attn_vec_einsum", index), output)
+
+    def project(self, expert: int, x: Float[Array, "b t w"]) -> tuple[Array, Array, Array]:
+        """Queries, keys and values of one expert's tokens."""
+        if hasattr(self, name := _named("qkv_einsum", expert)):
+            q, k, v = getattr(self, name)(x)
+            return q, k, v
+        k, v = getattr(self, _named("kv_einsum", expert))(x)
+        return getattr(self, _named("q_einsum", expert))(x), k, v
+
+
+class Block(nnx.Module):
+    """One layer: attention and feed-forward, each behind a norm, for both experts."""
+
+    def __init__(self, experts: tuple[ExpertConfig, ...], adarms: bool, *, rngs: nnx.Rngs, param_dtype: jnp.dtype):
+        self.attn = Attention(experts, rngs=rngs, param_dtype=param_dtype)
+        for index, expert in enumerate(experts):
+            for name in ("pre_attention_norm", "pre_ffw_norm"):
+                conditioned = adarms and index == 1
+                norm = RMSNorm(expert.width, conditioned=conditioned, rngs=rngs, param_dtype=param_dtype)
+                setattr(self, _named(name, index), norm)
+            setattr(self, _named("mlp", index), FeedForward(expert, rngs=rngs, param_dtype=param_dtype))
+
+    def __call__(
+        self,
+        expert: int,
+        x: Float[Array, "b t w"],
+        positions: Int[Array, "b t"],
+        mask: Bool[Array, "b l l"],
+        condition: Float[Array, "b w"] | None,
+        cached: tuple[Array, Array] | None,
+        cached_mask: Bool[Array, "b s"] | None,
+    ) -> tuple[Float[Array, "b t w"], tuple[Array, Array]]:
+        """Run one expert's tokens through the layer; also returns their keys and values."""
+
+        def residual(x: Array, y: Array, gate: Array | None) -> Array:
+            return x + y if gate is None else x + y * gate
+
+        normed, gate = getattr(self, _named("pre_attention_norm", expert))(x, condition)
+        q, k, v = self.attn.project(expert, normed)
+        q, k = rotary_embedding(q, positions), rotary_embedding(k, positions)
+        q = q * q.shape[-1] ** -0.5
+        attended = attend(q, k, v, mask, cached, cached_mask)
+        x = residual(x, getattr(self.attn, _named("attn_vec_einsum", expert))(attended), gate)
+        normed, gate = getattr(self, _named("pre_ffw_norm", expert))(x, condition)
+        return residual(x, getattr(self, _named("mlp", expert))(normed), gate), (k, v)
+
+
+class Embedder(nnx.Module):
+    """The text embedding table of expert 0."""
+
+    def __init__(self, vocab_size: int, width: int, *, rngs: nnx.Rngs, param_dtype: jnp.dtype):
+        init = initializers.normal(stddev=0.01)
+        self.input_embedding = nnx.Param(init(rngs.params(), (vocab_size, width), param_dtype))
+
+    def __call__(self, tokens: Int[Array, "b l"]) -> Float[Array, "b l w"]:
+        """Rows of the table, scaled by the square root of the width as Gemma does."""
+        rows = self.input_embedding[...][tokens]
+        return rows * jnp.sqrt(rows.shape[-1]).astype(rows.dtype)
+
+
+class Transformer(nnx.Module):
+    """Both experts' layers, stacked along a leading axis and scanned."""
+
+    def __init__(
+        self,
+        experts: tuple[ExpertConfig, ExpertConfig],
+        vocab_size: int,
+        *,
+        adarms: bool,
+        dtype: jnp.dtype,
+        param_dtype: jnp.dtype,
+        remat: bool,
+        rngs: nnx.Rngs,
+    ):
+        self.dtype = dtype
+        self.remat = remat
+        self.embedder = Embedder(vocab_size, experts[0].width, rngs=rngs, param_dtype=param_dtype)
+
+        def make_block(key: Array) -> Block:
+            return Block(experts, adarms, rngs=nnx.Rngs(key), param_dtype=param_dtype)
+
+        # A loop rather than vmap: creating a full-size model needs the scratch memory of one layer, not of all.
+        self.layers = jax.lax.map(make_block, jax.random.split(rngs.params(), experts[0].depth))
+        for index, expert in enumerate(experts):
+            conditioned = adarms and index == 1
+            norm = RMSNorm(expert.width, conditioned=conditioned, rngs=rngs, param_dtype=param_dtype)
+            setattr(self, _named("final_norm", index), norm)
+
+    def embed(self, tokens: Int[Array, "b l"]) -> Float[Array, "b l w"]:
+        """Text tokens as prefix tokens."""
+        return self.embedder(tokens).astype(self.dtype)
+
+    def __call__(
+        self,
+        expert: int,
+        tokens: Float[Array, "b t w"],
+        positions: Int[Array, "b t"],
+        mask: Bool[Array, "b l l"],
+        *,
+        condition: Float[Array, "b w"] | None = None,
+        cache: KVCache | None = None,
+        cache_mask: Bool[Array, "b s"] | None = None,
+    ) -> tuple[Float[Array, "b t w"], KVCache]:
+        """Run tokens through one expert's layers and final norm, optionally after a cached prefix.
+
+        Returns the outputs and the keys and values of these tokens.
+        """
+
+        def step(x: Array, layer: tuple[Block, tuple[Array, Array] | None]) -> tuple[Array, tuple[Array, Array]]:
+            block, cached = layer
+            return block(expert, x, positions, mask, condition, cached, cache_mask)
+
+        if self.remat:
+            step = jax.checkpoint(step, prevent_cse=False)
+        cached = None if cache is None else (cache.keys, cache.values)
+        x, (keys, values) = jax.lax.scan(step, tokens.astype(self.dtype), (self.layers, cached))
+        out, _ = getattr(self, _named("final_norm", expert))(x, condition)
+        return out, KVCache(keys, values)

@@ -1,0 +1,1 @@
+"""How it runs: so far, how parameters are laid out over devices."""
