@@ -156,9 +156,8 @@ def test_three_training_steps_equal_openpi(name):
     for index, info in enumerate(infos["infos"]):
         key = jax.random.fold_in(train_key, index)
         _, noise_key, _ = jax.random.split(key, 3)
-        np.testing.assert_array_equal(
-            jax.random.normal(noise_key, inputs["actions"].shape), recorded[f"step{index}/noise"]
-        )
+        noise = jax.random.normal(noise_key, inputs["actions"].shape)
+        np.testing.assert_allclose(noise, recorded[f"step{index}/noise"], rtol=1e-6)
         loss, norm, trainable, state = step(trainable, frozen, state, key, inputs["actions"])
         np.testing.assert_allclose(loss, info["loss"], rtol=1e-4)
         np.testing.assert_allclose(norm, info["grad_norm"], rtol=1e-4)
@@ -170,11 +169,11 @@ def test_three_training_steps_equal_openpi(name):
                 assert np.sum(~close) <= 2, path
 
 
-@pytest.mark.parametrize("case", range(4))
+# The fourth recording is of a range of periods that π₀ does not use.
+@pytest.mark.parametrize("case", range(3))
 def test_time_embedding_equals_openpi(case):
     recorded = arrays("transforms", "posemb_sincos.npz")
     width, low, high = recorded[f"case{case}/dim_min_max"]
-    if (low, high) != (4e-3, 4.0):
-        pytest.skip("π₀ uses one range of periods; this recording is of another")
+    assert (low, high) == (4e-3, 4.0)
     # The shortest period turns 1 571 rad, which float32 resolves to 1.2e-4.
     assert_close(embed_time(recorded[f"case{case}/pos"], int(width)), recorded[f"case{case}/out"], atol=2e-4)

@@ -17,6 +17,7 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 import orbax.checkpoint as ocp
+import tensorstore
 
 from pirl.errors import CheckpointError, ConfigError
 from pirl.interop.norm_stats import FILE_NAME, NormStats, read_norm_stats
@@ -30,9 +31,6 @@ Style = Literal["released", "trained"]
 # How one leaf, known by its path and shape, is laid out over devices.
 LeafSharding = Callable[[str, jax.ShapeDtypeStruct], jax.sharding.Sharding]
 
-# Leaves are read in groups of at most this size, so that the host holds no second copy of the whole.
-_READ_GROUP_BYTES = 1 << 30
-
 
 @dataclass(frozen=True)
 class Checkpoint:
@@ -44,6 +42,9 @@ class Checkpoint:
     leaves: dict[str, jax.ShapeDtypeStruct]
     # From pirl.json, where there is one.
     description: dict[str, Any]
+    # What the arrays are called in the store, and its format.
+    names: dict[str, str]
+    zarr3: bool
 
     @property
     def config(self) -> Pi0Config | None:
@@ -75,61 +76,59 @@ class Checkpoint:
     ) -> dict[str, jax.Array]:
         """Read leaves straight onto their devices, cast on the way where `dtypes` says so."""
         device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
-        arrays: dict[str, jax.Array] = {}
-        for group in self._groups(self.leaves if paths is None else paths):
-            restore_args = {
-                path: ocp.ArrayRestoreArgs(
-                    restore_type=jax.Array,
-                    dtype=(dtypes or {}).get(path, self.leaves[path].dtype),
-                    sharding=device if sharding is None else sharding(path, self.leaves[path]),
-                )
-                for path in group
+        # One at a time, so that the host never holds a second copy of the whole; the largest first, because what a leaf
+        # takes in passing is then added to the little that is loaded already.
+        ordered = sorted(self.leaves if paths is None else paths, key=lambda path: -self.leaves[path].size)
+        return {
+            path: self._read_leaf(
+                path,
+                (dtypes or {}).get(path, self.leaves[path].dtype),
+                device if sharding is None else sharding(path, self.leaves[path]),
+            )
+            for path in ordered
+        }
+
+    def _read_leaf(self, path: str, dtype: Any, sharding: jax.sharding.Sharding) -> jax.Array:
+        """Read with TensorStore itself: Orbax, on a damaged file, fails in the background and without the leaf's name."""
+        with _named_damage(self.params_directory, path):
+            spec = {
+                "driver": "zarr3" if self.zarr3 else "zarr",
+                "kvstore": _store_spec(self.params_directory, self.names[path]),
+                "fill_missing_data_reads": False,
             }
-            arrays |= self._restore(restore_args)
-        return arrays
-
-    def _groups(self, paths: Iterable[str]) -> Iterator[list[str]]:
-        group: list[str] = []
-        size = 0
-        # The largest first: what a leaf needs in passing is then added to the little that is loaded already.
-        for path in sorted(paths, key=lambda path: -self.leaves[path].size):
-            leaf_size = self.leaves[path].size * self.leaves[path].dtype.itemsize
-            if group and size + leaf_size > _READ_GROUP_BYTES:
-                yield group
-                group, size = [], 0
-            group.append(path)
-            size += leaf_size
-        if group:
-            yield group
-
-    def _restore(self, restore_args: dict[str, ocp.ArrayRestoreArgs]) -> dict[str, jax.Array]:
-        suffix = "/value" if self.style == "trained" else ""
-        tree = {"params": nest({path + suffix: args for path, args in restore_args.items()})}
-        arguments = ocp.args.PyTreeRestore(item=tree, restore_args=tree, partial_restore=True)
-        with _named_damage(self.params_directory, f"one of {', '.join(restore_args)}"), quiet_orbax():
-            with ocp.PyTreeCheckpointer() as checkpointer:
-                restored = checkpointer.restore(self.params_directory, args=arguments)
-            return {path: leaf for path, leaf in _flatten(restored["params"], self.style).items()}
+            store = tensorstore.open(spec, open=True, read=True).result()
+            store = tensorstore.cast(store, jnp.dtype(dtype))
+            shape = self.leaves[path].shape
+            return jax.make_array_from_callback(shape, sharding, lambda index: store[index].read().result())
 
 
 def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
     """Open a checkpoint directory, or the `params` directory inside one."""
     directory = Path(path).expanduser().absolute()
-    if not directory.exists():
-        raise CheckpointError(f"no checkpoint at {directory}: the directory does not exist.")
+    if not directory.is_dir():
+        what = "it is a file" if directory.exists() else "the directory does not exist"
+        raise CheckpointError(f"no checkpoint at {directory}: {what}.")
     params_directory = directory / "params"
     if not params_directory.is_dir() and (directory / "_METADATA").is_file():
         directory, params_directory = directory.parent, directory
     if not params_directory.is_dir():
         raise CheckpointError(f"{directory} is not an OpenPI checkpoint: it has no params/ directory.{_hint(directory)}")
+    _check_store(params_directory)
     with _named_damage(params_directory, "its metadata"), quiet_orbax(), ocp.PyTreeCheckpointer() as checkpointer:
+        zarr3 = bool(json.loads((params_directory / "_METADATA").read_text()).get("use_zarr3"))
         tree = checkpointer.metadata(params_directory).item_metadata.tree["params"]
-        named = jax.tree_util.tree_leaves_with_path(tree)
-        style: Style = "trained" if all(_key(path[-1]) == "value" for path, _ in named) else "released"
-        leaves = {
-            path: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for path, leaf in _flatten(tree, style).items()
-        }
-    return Checkpoint(directory, params_directory, style, leaves, _read_description(directory))
+    leaves = jax.tree_util.tree_leaves_with_path(tree)
+    style: Style = "trained" if all(_key(path[-1]) == "value" for path, _ in leaves) else "released"
+    named = {"/".join(map(_key, path[:-1] if style == "trained" else path)): leaf for path, leaf in leaves}
+    return Checkpoint(
+        directory=directory,
+        params_directory=params_directory,
+        style=style,
+        leaves={path: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for path, leaf in named.items()},
+        description=_read_description(directory),
+        names={path: leaf.name for path, leaf in named.items()},
+        zarr3=zarr3,
+    )
 
 
 def load_policy(
@@ -210,12 +209,6 @@ def _misfit_hint(missing: list[str], extra: list[str]) -> str:
     return "`pirl convert CHECKPOINT` prints what it holds and which presets it fits."
 
 
-def _flatten(tree: Any, style: Style) -> dict[str, Any]:
-    paths = jax.tree_util.tree_leaves_with_path(tree)
-    end = -1 if style == "trained" else None
-    return {"/".join(_key(entry) for entry in path[:end]): leaf for path, leaf in paths}
-
-
 def _key(entry: Any) -> str:
     return str(getattr(entry, "key", entry))
 
@@ -242,14 +235,38 @@ def _read_description(directory: Path) -> dict[str, Any]:
     return description
 
 
+def _is_ocdbt(directory: Path) -> bool:
+    """Whether all arrays share one database; older checkpoints have a directory for each."""
+    return (directory / "manifest.ocdbt").exists()
+
+
+def _store_spec(directory: Path, name: str | None = None) -> dict[str, Any]:
+    """Where TensorStore finds the database, or one array in it."""
+    path = "" if name is None else f"{name}/"
+    if _is_ocdbt(directory):
+        return {"driver": "ocdbt", "base": {"driver": "file", "path": f"{directory}/"}, "path": path}
+    return {"driver": "file", "path": f"{directory}/{path}"}
+
+
+def _check_store(directory: Path) -> None:
+    """Go through the store's index once, so that damage shows here and not in many array reads at a time."""
+    with _named_damage(directory, "its index"):
+        if not (directory / "_METADATA").is_file():
+            raise FileNotFoundError("_METADATA is missing")
+        if _is_ocdbt(directory):
+            tensorstore.KvStore.open(_store_spec(directory)).result().list().result()
+        elif not any(directory.glob("*/.zarray")):
+            raise FileNotFoundError("manifest.ocdbt is missing")
+
+
 @contextlib.contextmanager
 def _named_damage(directory: Path, what: str) -> Iterator[None]:
     """Turn whatever Orbax and TensorStore raise about broken files into one sentence about the checkpoint."""
     try:
         yield
-    except (ValueError, KeyError, TypeError, AttributeError, OSError, RuntimeError) as error:
-        if isinstance(error, CheckpointError):
-            raise
+    except (CheckpointError, MemoryError, jax.errors.JaxRuntimeError):
+        raise
+    except Exception as error:  # TensorStore's arrive as bare Exceptions
         reason = str(error).strip().splitlines()[0][:300] if str(error).strip() else type(error).__name__
         raise CheckpointError(
             f"{directory} is damaged or incomplete: reading {what} failed ({reason}). Copy the checkpoint again."
@@ -258,10 +275,10 @@ def _named_damage(directory: Path, what: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def quiet_orbax() -> Iterator[None]:
-    """Hold back Orbax's notes about metadata that OpenPI's checkpoints never had."""
+    """Hold back Orbax's log: about metadata that OpenPI's checkpoints never had, and before errors we name ourselves."""
     logger = logging.getLogger("absl")
     level = logger.level
-    logger.setLevel(logging.ERROR)
+    logger.setLevel(logging.CRITICAL)
     try:
         yield
     finally:

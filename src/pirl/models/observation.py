@@ -153,17 +153,13 @@ def to_float(image: Image) -> Float[Array, "b h w 3"]:
     return image.astype(jnp.float32) / 255.0 * 2.0 - 1.0 if image.dtype == jnp.uint8 else image
 
 
-def resize_with_pad(image: Image, height: int, width: int) -> Image:
-    """Scale to fit inside height × width without distortion, and centre on black (-1 for float, 0 for uint8)."""
+def resize_with_pad(image: Float[Array, "b old_h old_w 3"], height: int, width: int) -> Float[Array, "b h w 3"]:
+    """Scale images in [-1, 1] to fit inside height × width without distortion, and centre them on black."""
     batch, old_height, old_width, channels = image.shape
     ratio = max(old_width / width, old_height / height)
     new_height, new_width = int(old_height / ratio), int(old_width / ratio)
     resized = jax.image.resize(image, (batch, new_height, new_width, channels), method="linear")
-    if image.dtype == jnp.uint8:
-        resized = jnp.clip(jnp.round(resized), 0, 255).astype(jnp.uint8)
-    else:
-        resized = jnp.clip(resized, -1.0, 1.0)
     # The smaller half of an odd margin goes first.
     top, left = (height - new_height) // 2, (width - new_width) // 2
     margins = ((0, 0), (top, height - new_height - top), (left, width - new_width - left), (0, 0))
-    return jnp.pad(resized, margins, constant_values=0 if image.dtype == jnp.uint8 else -1.0)
+    return jnp.pad(jnp.clip(resized, -1.0, 1.0), margins, constant_values=-1.0)

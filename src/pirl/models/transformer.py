@@ -10,6 +10,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jax.nn import initializers
 from jaxtyping import Array, Bool, Float, Int
@@ -43,7 +44,8 @@ def attention_mask(valid: Bool[Array, "b t"], block_start: Bool[Array, "*#b t"])
 def rotary_embedding(x: Float[Array, "b t heads dim"], positions: Int[Array, "b t"]) -> Float[Array, "b t heads dim"]:
     """Rotate the two halves of each head by the position, with wavelengths up to 10 000."""
     half = x.shape[-1] // 2
-    wavelength = 10_000.0 ** ((2.0 / x.shape[-1]) * jnp.arange(half, dtype=jnp.float32))
+    # Rounded from float64: float32 powers differ between compilers by enough to be seen a thousand tokens on.
+    wavelength = (10_000.0 ** ((2.0 / x.shape[-1]) * np.arange(half))).astype(np.float32)
     radians = positions[..., None, None].astype(jnp.float32) / wavelength
     sin, cos = jnp.sin(radians), jnp.cos(radians)
     first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
@@ -66,25 +68,34 @@ def attend(
     """
     batch, tokens, heads, dim = q.shape
     kv_heads, length = k.shape[2], mask.shape[-1]
+    if tokens == 0:  # the prefix of a policy without cameras and prompt
+        return q
     groups = tokens // length
     q = q.reshape(batch, groups, length, kv_heads, heads // kv_heads, dim)
     k, v = (x.reshape(batch, groups, length, kv_heads, dim) for x in (k, v))
 
-    logits = jnp.einsum("bnlkgh,bnmkh->bkgnlm", q, k, preferred_element_type=jnp.float32)
-    logits = jnp.where(mask[:, None, None, None], logits, _MASKED)
-    if cached is not None and cached_mask is not None:
-        cached_keys, cached_values = cached
-        prefix_logits = jnp.einsum("bnlkgh,bskh->bkgnls", q, cached_keys, preferred_element_type=jnp.float32)
-        prefix_logits = jnp.where(cached_mask[:, None, None, None, None], prefix_logits, _MASKED)
-        logits = jnp.concatenate([prefix_logits, logits], axis=-1)
-    weights = jax.nn.softmax(logits, axis=-1).astype(q.dtype)
+    # The order of axes in which the products leave a matrix multiplication: no transposed copies of the logits.
+    logits = jnp.einsum("bnlkgh,bnmkh->bknlgm", q, k, preferred_element_type=jnp.float32)
+    logits = jnp.where(mask[:, None, None, :, None], logits, _MASKED)
+    if cached is None or cached_mask is None:
+        weights = jax.nn.softmax(logits, axis=-1).astype(q.dtype)
+        out = jnp.einsum("bknlgm,bnmkh->bnlkgh", weights, v)
+        return out.reshape(batch, tokens, heads, dim)
 
-    # Both products are summed in float32 and rounded once, as one product over concatenated values would be.
-    own = weights[..., -length:]
-    out = jnp.einsum("bkgnlm,bnmkh->bnlkgh", own, v, preferred_element_type=jnp.float32)
-    if cached is not None:
-        prefix_weights = weights[..., :-length]
-        out += jnp.einsum("bkgnls,bskh->bnlkgh", prefix_weights, cached_values, preferred_element_type=jnp.float32)
+    # One softmax over cached and own keys, without putting them into one array.
+    cached_keys, cached_values = cached
+    cached_logits = jnp.einsum("bnlkgh,bskh->bknlgs", q, cached_keys, preferred_element_type=jnp.float32)
+    cached_logits = jnp.where(cached_mask[:, None, None, None, None], cached_logits, _MASKED)
+    highest = jnp.maximum(
+        jnp.max(logits, axis=-1, keepdims=True),
+        jnp.max(cached_logits, axis=-1, keepdims=True, initial=_MASKED),
+    )
+    own, shared = (jnp.exp(x - jax.lax.stop_gradient(highest)) for x in (logits, cached_logits))
+    total = jnp.sum(own, axis=-1, keepdims=True) + jnp.sum(shared, axis=-1, keepdims=True)
+    own, shared = ((x / total).astype(q.dtype) for x in (own, shared))
+    # Both products are summed in float32 and rounded once, as one product over all keys would be.
+    out = jnp.einsum("bknlgm,bnmkh->bnlkgh", own, v, preferred_element_type=jnp.float32)
+    out += jnp.einsum("bknlgs,bskh->bnlkgh", shared, cached_values, preferred_element_type=jnp.float32)
     return out.astype(q.dtype).reshape(batch, tokens, heads, dim)
 
 

@@ -2,7 +2,7 @@
 
 import jax
 import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from pirl.errors import ConfigError
 
@@ -15,7 +15,8 @@ def make_mesh(fsdp_devices: int = 1) -> Mesh:
     count = jax.device_count()
     if fsdp_devices < 1 or count % fsdp_devices:
         raise ConfigError(f"fsdp_devices = {fsdp_devices} does not divide the {count} devices there are.")
-    return jax.make_mesh((count // fsdp_devices, fsdp_devices), ("data", "fsdp"))
+    axes = (AxisType.Auto, AxisType.Auto)  # the compiler, not the types, decides how intermediates are laid out
+    return jax.make_mesh((count // fsdp_devices, fsdp_devices), ("data", "fsdp"), axis_types=axes)
 
 
 def parameter_spec(shape: tuple[int, ...], dtype: np.dtype, fsdp_devices: int) -> PartitionSpec:
@@ -29,13 +30,8 @@ def parameter_spec(shape: tuple[int, ...], dtype: np.dtype, fsdp_devices: int) -
     return PartitionSpec()
 
 
-def parameter_sharding(mesh: Mesh) -> "ParameterSharding":
-    """The rule above on a mesh, in the form that checkpoint loading takes."""
-    return ParameterSharding(mesh)
-
-
 class ParameterSharding:
-    """Maps a parameter (its path is not looked at) to its place on the mesh."""
+    """The rule on a mesh, in the form that checkpoint loading takes: a parameter's path and shape to its place."""
 
     def __init__(self, mesh: Mesh):
         self._mesh = mesh

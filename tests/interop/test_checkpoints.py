@@ -1,0 +1,297 @@
+"""Checkpoints: OpenPI's are read, ours are whole, and everything that does not fit is named."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import orbax.checkpoint as ocp
+import pytest
+from builders import MICRO, MICRO_LORA, MICRO_PI05, random_model, random_parameters
+from golden import ROOT, TINY_MODELS, arrays, assert_close, content, model_config, needs_golden, observation
+
+from pirl.errors import CheckpointError, ConfigError
+from pirl.interop import NormStats, compare, load_policy, open_checkpoint, save_checkpoint, save_policy
+from pirl.models import get_model_config, get_parameters
+from pirl.models.parameters import nest
+
+STATS = {
+    "robot/arm": {
+        "state": NormStats(np.array([0.1, 0.2]), np.array([1.0, 1e-5]), np.array([-1.0, 0.0]), np.array([1.0, 2.5])),
+        "actions": NormStats(np.zeros(2), np.ones(2)),
+    }
+}
+
+
+def assert_equal_parameters(first, second):
+    assert set(first) == set(second)
+    for path, value in first.items():
+        assert value.dtype == second[path].dtype
+        np.testing.assert_array_equal(value, second[path], err_msg=path)
+
+
+# --- OpenPI's own ------------------------------------------------------------------------------------------------------
+
+
+@needs_golden
+@pytest.mark.parametrize("name", TINY_MODELS)
+def test_released_checkpoints_are_read_bit_by_bit(name):
+    policy = load_policy(ROOT / "models" / name / "released_style", model_config(name))
+    assert_equal_parameters(get_parameters(policy), arrays("models", name, "params.npz"))
+
+
+@needs_golden
+@pytest.mark.parametrize("name", TINY_MODELS)
+def test_trained_checkpoints_act_as_in_openpi(name):
+    directory = ROOT / "models" / name / "checkpoint" / "2"
+    opened = open_checkpoint(directory)
+    assert opened.style == "trained"
+    leaves = content("models", name, "checkpoint_tree.json")["params"]["leaves"]
+    assert {f"params/{path}/value": [list(x.shape), str(x.dtype)] for path, x in opened.leaves.items()} == leaves
+    assert set(opened.norm_stats()) == {"trossen"}
+    expected = arrays("models", name, "expected_checkpoint2.npz")
+    obs, inputs = observation(name)
+
+    @jax.jit
+    def compute(model):
+        prefix = model.encode(obs)
+        loss = model.flow_loss(prefix, inputs["actions"], noise=inputs["noise"], time=inputs["time"])
+        return loss, model.sample(prefix, noise=inputs["sample_noise"][:, None])[:, 0]
+
+    loss, actions = compute(load_policy(directory, model_config(name)))
+    assert_close(loss, expected["loss_given"])
+    assert_close(actions, expected["sample_actions_10"])
+    # As a robot loads it: everything rounded to bfloat16.
+    _, actions = compute(load_policy(directory / "params", model_config(name), param_dtype="bfloat16"))
+    distance = np.sqrt(np.mean(np.square(actions - expected["sample_actions_10_params_bf16"])))
+    rounding = np.sqrt(np.mean(np.square(expected["sample_actions_10"] - expected["sample_actions_10_params_bf16"])))
+    assert distance <= rounding
+
+
+@needs_golden
+def test_a_base_checkpoint_starts_a_lora_policy_when_asked_to():
+    directory = ROOT / "models" / "pi0_tiny" / "released_style"
+    config = model_config("pi0_tiny_lora")
+    with pytest.raises(CheckpointError, match="no LoRA weights.*fresh"):
+        load_policy(directory, config)
+    params = get_parameters(load_policy(directory, config, fresh_lora=jax.random.key(0)))
+    base = arrays("models", "pi0_tiny", "params.npz")
+    for path, value in params.items():
+        if "lora" in path:
+            assert 0.005 < float(jnp.std(value)) < 0.015
+        else:
+            np.testing.assert_array_equal(value, base[path])
+
+
+# --- ours --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("style", ["released", "trained"])
+@pytest.mark.parametrize("config", [MICRO, MICRO_PI05, MICRO_LORA], ids=["pi0", "pi05", "lora"])
+def test_a_saved_policy_comes_back_equal(tmp_path, style, config):
+    policy = random_model(config)
+    save_policy(tmp_path / "a" / "5", policy, norm_stats=STATS, metadata={"step": 5}, style=style)
+    opened = open_checkpoint(tmp_path / "a" / "5")
+    assert (opened.style, opened.config, opened.description["step"]) == (style, config, 5)
+    assert opened.norm_stats() == STATS
+    assert_equal_parameters(get_parameters(policy), get_parameters(load_policy(tmp_path / "a" / "5")))
+
+
+def test_mixed_dtypes_are_kept_and_casts_are_exact(tmp_path):
+    params = random_parameters(MICRO)
+    mixed = {path: value.astype(jnp.bfloat16) if "llm" in path else value for path, value in params.items()}
+    save_checkpoint(tmp_path / "mixed", mixed, MICRO)
+    assert_equal_parameters(mixed, get_parameters(load_policy(tmp_path / "mixed")))
+    cast = get_parameters(load_policy(tmp_path / "mixed", param_dtype="bfloat16"))
+    assert_equal_parameters({path: value.astype(jnp.bfloat16) for path, value in mixed.items()}, cast)
+
+
+def test_the_layout_is_the_one_openpi_reads(tmp_path):
+    """As its loader does: Orbax's metadata gives the tree, the tree is restored, `params` is taken from it."""
+    save_policy(tmp_path / "7", random_model(MICRO), norm_stats=STATS)
+    with ocp.PyTreeCheckpointer() as checkpointer:
+        tree = checkpointer.metadata(tmp_path / "7" / "params").item_metadata.tree
+        restored = checkpointer.restore(tmp_path / "7" / "params")
+    assert set(tree) == {"params"}
+    expected = jax.tree.map(np.asarray, nest(random_parameters(MICRO)))
+    jax.tree.map(np.testing.assert_array_equal, restored["params"], expected)
+    stats = json.loads((tmp_path / "7/assets/robot/arm/norm_stats.json").read_text())
+    assert stats["norm_stats"]["state"] == {"mean": [0.1, 0.2], "std": [1.0, 1e-5], "q01": [-1.0, 0.0], "q99": [1.0, 2.5]}
+    assert stats["norm_stats"]["actions"]["q01"] is None
+    handlers = json.loads((tmp_path / "7/_CHECKPOINT_METADATA").read_text())["item_handlers"]
+    assert set(handlers) == {"params", "assets"}
+
+
+def test_nothing_is_overwritten_unless_told(tmp_path):
+    save_policy(tmp_path / "x", random_model(MICRO))
+    with pytest.raises(CheckpointError, match="exists already"):
+        save_policy(tmp_path / "x", random_model(MICRO, seed=1))
+    save_policy(tmp_path / "x", random_model(MICRO, seed=1), overwrite=True)
+    assert_equal_parameters(get_parameters(load_policy(tmp_path / "x")), random_parameters(MICRO, seed=1))
+    assert os.listdir(tmp_path) == ["x"]
+
+
+@pytest.mark.parametrize("asset_id", ["", "../out", "/abs"])
+def test_statistics_stay_inside_the_checkpoint(tmp_path, asset_id):
+    with pytest.raises(CheckpointError, match="asset id"):
+        save_policy(tmp_path / "x", random_model(MICRO), norm_stats={asset_id: STATS["robot/arm"]})
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_failed_save_leaves_nothing_behind(tmp_path, monkeypatch):
+    monkeypatch.setattr("pirl.interop.writing.write_norm_stats", lambda *_: (_ for _ in ()).throw(OSError("disk full")))
+    with pytest.raises(OSError, match="disk full"):
+        save_policy(tmp_path / "x", random_model(MICRO), norm_stats=STATS)
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_killed_save_never_looks_like_a_checkpoint(tmp_path):
+    """Kill -9 at moments spread over the save: the target is absent or complete, and the next save clears the rest."""
+    program = (
+        "import sys, jax; from pirl.interop import save_policy\n"
+        "from pirl.models import create_model, get_model_config\n"
+        "policy = create_model(get_model_config('tiny'), jax.random.key(0))\n"
+        "print('saving', flush=True); save_policy(sys.argv[1], policy); print('saved', flush=True)\n"
+    )
+    seen = set()
+    for index, delay in enumerate((0.0, 0.02, 0.05, 0.1, 5.0)):
+        target = tmp_path / str(index) / "policy"
+        target.parent.mkdir()
+        process = subprocess.Popen([sys.executable, "-c", program, str(target)], stdout=subprocess.PIPE, text=True)
+        assert process.stdout is not None
+        process.stdout.readline()
+        if delay < 1:
+            time.sleep(delay)
+        else:
+            process.stdout.readline()
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        process.stdout.close()
+        complete = target.exists()
+        seen.add(complete)
+        if complete:
+            load_policy(target)
+        else:
+            with pytest.raises(CheckpointError, match="does not exist"):
+                open_checkpoint(target)
+        assert all(name == "policy" or ".partial-" in name for name in os.listdir(target.parent))
+        save_policy(target, random_model(MICRO), overwrite=True)
+        assert os.listdir(target.parent) == ["policy"]
+    assert seen == {False, True}
+
+
+# --- what does not fit -------------------------------------------------------------------------------------------------
+
+
+def test_every_misfit_is_named(tmp_path):
+    params = random_parameters(MICRO)
+    params["extra/leaf"] = jnp.zeros(3)
+    del params["state_proj/bias"]
+    params["action_in_proj/kernel"] = jnp.zeros((9, 12))
+    save_checkpoint(tmp_path / "x", params, MICRO)
+    with pytest.raises(CheckpointError) as error:
+        load_policy(tmp_path / "x")
+    message = str(error.value)
+    assert "missing from the checkpoint (1):\n    state_proj/bias" in message
+    assert "not in the model (1):\n    extra/leaf" in message
+    assert "action_in_proj/kernel: (9, 12) in the checkpoint, (5, 12) in the model" in message
+
+
+@pytest.mark.parametrize(
+    ("saved", "wanted", "hint"),
+    [
+        (MICRO, MICRO_PI05, "is a π₀; the model is a π₀.₅"),
+        (MICRO_PI05, MICRO, "is a π₀.₅; the model is a π₀"),
+        (MICRO_LORA, MICRO, "merge"),
+        (MICRO, get_model_config("tiny"), "pirl convert"),
+    ],
+)
+def test_a_checkpoint_of_another_model_is_recognised(tmp_path, saved, wanted, hint):
+    save_policy(tmp_path / "x", random_model(saved))
+    with pytest.raises(CheckpointError, match=hint):
+        load_policy(tmp_path / "x", wanted)
+
+
+def test_a_checkpoint_that_does_not_describe_itself_needs_a_configuration(tmp_path):
+    save_policy(tmp_path / "x", random_model(get_model_config("tiny")))
+    (tmp_path / "x" / "pirl.json").unlink()
+    with pytest.raises(ConfigError, match="presets tiny have the same parameters"):
+        load_policy(tmp_path / "x")
+    assert load_policy(tmp_path / "x", "tiny").config == get_model_config("tiny")
+
+
+@pytest.mark.parametrize("style", ["released", "trained"])
+def test_a_damaged_file_is_an_error_or_does_not_matter(tmp_path, style):
+    """Every file of a checkpoint, cut short or gone: a clear complaint, or exactly the same parameters."""
+    good = tmp_path / "good"
+    save_policy(good, random_model(MICRO), style=style)
+    expected = random_parameters(MICRO)
+    files = [file.relative_to(good) for file in good.rglob("*") if file.is_file()]
+    assert len(files) > 6
+    complaints = 0
+    for file in files:
+        for damage in ("remove", "empty", "halve"):
+            bad = tmp_path / "bad"
+            shutil.copytree(good, bad)
+            if damage == "remove":
+                (bad / file).unlink()
+            else:
+                content = (bad / file).read_bytes()
+                (bad / file).write_bytes(content[: len(content) // 2] if damage == "halve" else b"")
+            try:
+                loaded = load_policy(bad, MICRO)
+            except CheckpointError as error:
+                assert str(bad) in str(error)
+                complaints += 1
+            else:
+                assert_equal_parameters(get_parameters(loaded), expected)
+            shutil.rmtree(bad)
+    assert complaints >= 6
+
+
+def test_wrong_places_are_explained(tmp_path):
+    with pytest.raises(CheckpointError, match="does not exist"):
+        open_checkpoint(tmp_path / "nowhere")
+    (tmp_path / "run" / "1000").mkdir(parents=True)
+    (tmp_path / "run" / "500").mkdir()
+    with pytest.raises(CheckpointError, match=r"steps 500, 1000: name one, e.g. .*run/1000"):
+        open_checkpoint(tmp_path / "run")
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch" / "model.safetensors").touch()
+    with pytest.raises(CheckpointError, match="PyTorch format"):
+        open_checkpoint(tmp_path / "torch")
+    (tmp_path / "file").touch()
+    with pytest.raises(CheckpointError, match="it is a file"):
+        open_checkpoint(tmp_path / "file")
+
+
+# --- comparing ---------------------------------------------------------------------------------------------------------
+
+
+def test_differences_are_found_one_by_one(tmp_path):
+    params = random_parameters(MICRO)
+    save_checkpoint(tmp_path / "a", params, MICRO, norm_stats=STATS)
+    changed = dict(params)
+    changed["state_proj/bias"] = params["state_proj/bias"].at[3].add(0.5)
+    changed["action_in_proj/kernel"] = params["action_in_proj/kernel"].astype(jnp.bfloat16)
+    changed["new/leaf"] = jnp.zeros(2)
+    changed["action_out_proj/bias"] = jnp.zeros(7)
+    save_checkpoint(tmp_path / "b", changed, MICRO)
+    a, b = open_checkpoint(tmp_path / "a"), open_checkpoint(tmp_path / "b")
+    assert compare(a, a) == []
+    found = {}
+    for difference in compare(a, b):
+        found.setdefault(difference.path, []).append(difference.what)
+    assert found["state_proj/bias"] == ["1 of 12 values, by up to 0.5"]
+    assert found["action_in_proj/kernel"][0] == "dtype float32 and bfloat16"
+    assert found["new/leaf"] == ["only in the second"]
+    assert found["action_out_proj/bias"] == ["shape (5,) and (7,)"]
+    assert "assets/robot/arm/norm_stats.json" in found
+    within = {difference.path for difference in compare(a, b, rtol=0.01, atol=0.6)}
+    assert within == {"new/leaf", "action_out_proj/bias", "assets/robot/arm/norm_stats.json"}

@@ -1,0 +1,45 @@
+"""Properties of the training augmentation."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from pirl.models.augmentation import _adjust_contrast, _hsv_to_rgb, _rgb_to_hsv, augment
+
+
+def images(batch: int = 16) -> jax.Array:
+    return jnp.asarray(np.random.default_rng(0).uniform(-1, 1, (batch, 12, 14, 3)), jnp.float32)
+
+
+def test_augmented_images_stay_in_range_and_finite():
+    black_white_grey = jnp.stack([jnp.full((12, 14, 3), value) for value in (-1.0, 1.0, 0.0)])
+    for batch in (images(), black_white_grey):
+        out = augment(jax.random.key(0), batch, geometric=True)
+        assert bool(jnp.all(jnp.isfinite(out)))
+        assert float(jnp.abs(out).max()) <= 1 + 1e-5
+
+
+def test_about_half_of_the_images_keep_their_colours():
+    out = augment(jax.random.key(1), images(200), geometric=False)
+    kept = np.mean(np.all(np.isclose(out, images(200), atol=1e-6), axis=(1, 2, 3)))
+    assert 0.38 < kept < 0.62
+
+
+def test_cameras_with_the_same_key_get_the_same_jitter():
+    """So the two wrist cameras, as in OpenPI."""
+    first = augment(jax.random.key(2), images(), geometric=False)
+    again = augment(jax.random.key(2), images(), geometric=False)
+    np.testing.assert_array_equal(first, again)
+
+
+def test_colours_survive_the_way_through_hsv():
+    pixels = jnp.asarray(np.random.default_rng(0).uniform(0, 1, (20, 20, 3)), jnp.float32)
+    np.testing.assert_allclose(_hsv_to_rgb(*_rgb_to_hsv(pixels)), pixels, atol=1e-5)
+
+
+def test_contrast_is_undone_by_its_opposite():
+    value = jnp.linspace(0, 1, 50)
+    for contrast in (0.39, -0.2, 1e-7):
+        there = _adjust_contrast(value, jnp.float32(contrast))
+        np.testing.assert_allclose(_adjust_contrast(there, jnp.float32(-contrast)), value, atol=1e-5)
+        assert bool(jnp.all(jnp.diff(there) > 0))

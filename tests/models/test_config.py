@@ -1,0 +1,88 @@
+"""Presets, their consistency, and the full-size parameter trees."""
+
+import dataclasses
+import json
+
+import pytest
+from builders import MICRO
+from golden import content, needs_golden
+
+from pirl.errors import ConfigError
+from pirl.models import Pi0Config, expected_parameters, get_model_config, list_model_configs
+
+SPECS = ["pi0_base", "pi05_base", "pi0_lora", "pi05_lora", "pi0_lora_paligemma_only", "pi0_lora_action_expert_only"]
+
+
+@needs_golden
+@pytest.mark.parametrize("name", SPECS)
+def test_full_size_parameters_equal_openpi_key_by_key(name):
+    spec = content("spec", f"{name}.json")
+    config = get_model_config(name)
+    ours = expected_parameters(config)
+    assert {path: [list(leaf.shape), str(leaf.dtype)] for path, leaf in ours.items()} == spec["params"]
+    assert sum(leaf.size for leaf in ours.values()) == spec["total_params"]
+    described = spec["config"]
+    for field in ("dtype", "action_dim", "action_horizon", "max_token_len", "pi05", "discrete_state_input"):
+        assert getattr(config, field) == described[field]
+
+
+@needs_golden
+@pytest.mark.parametrize("name", SPECS)
+def test_freeze_rule_equals_openpi(name):
+    spec, config = content("spec", f"{name}.json"), get_model_config(name)
+    ours = expected_parameters(config)
+    assert sorted(path for path in ours if config.is_frozen(path)) == sorted(spec["freeze_filter_frozen_keys"])
+    trainable = sum(leaf.size for path, leaf in ours.items() if not config.is_frozen(path))
+    assert trainable == spec["freeze_filter_trainable_count"]
+
+
+def test_full_size_models_have_the_known_number_of_parameters():
+    counts = {name: sum(leaf.size for leaf in expected_parameters(get_model_config(name)).values()) for name in SPECS[:4]}
+    assert counts == {
+        "pi0_base": 3_238_048_528,
+        "pi05_base": 3_353_433_872,
+        "pi0_lora": 3_288_036_112,
+        "pi05_lora": 3_403_421_456,
+    }
+
+
+@pytest.mark.parametrize("name", list_model_configs())
+def test_a_description_survives_json(name):
+    config = get_model_config(name)
+    assert Pi0Config.from_dict(json.loads(json.dumps(config.to_dict()))) == config
+
+
+def test_an_unknown_preset_is_answered_with_the_nearest():
+    with pytest.raises(ConfigError, match="Did you mean 'pi05_base'"):
+        get_model_config("pi05base")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"action_expert": dataclasses.replace(MICRO.action_expert, depth=3)}, "depth"),
+        ({"discrete_state_input": True}, "pi05"),
+        ({"pi05": True, "cameras": (), "max_token_len": 0}, "blind"),
+        ({"image_resolution": (2, 8)}, "smaller than a patch"),
+        ({"cameras": ("a", "a")}, "twice"),
+        ({"vision": dataclasses.replace(MICRO.vision, num_heads=3)}, "multiple"),
+    ],
+)
+def test_contradictions_are_refused(changes, message):
+    with pytest.raises(ConfigError, match=message):
+        dataclasses.replace(MICRO, **changes)
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        [],
+        {"vision": 3},
+        {**MICRO.to_dict(), "colour": "red"},
+        {**MICRO.to_dict(), "language": {**MICRO.to_dict()["language"], "hight": 3}},
+        {key: value for key, value in MICRO.to_dict().items() if key != "language"},
+    ],
+)
+def test_a_broken_description_is_refused_with_a_reason(broken):
+    with pytest.raises(ConfigError, match="model description"):
+        Pi0Config.from_dict(broken)

@@ -1,0 +1,57 @@
+"""Parameters lie where OpenPI puts them, and are loaded straight there."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from builders import random_observation
+from golden import content, needs_golden
+
+from pirl.errors import ConfigError
+from pirl.interop import load_policy, save_policy
+from pirl.models import create_model, expected_parameters, get_model_config, get_parameters
+from pirl.training import sharding
+from pirl.training.sharding import ParameterSharding, make_mesh, parameter_spec
+
+
+@needs_golden
+@pytest.mark.parametrize("name", ["pi0_base", "pi05_base", "pi0_lora", "pi05_lora"])
+@pytest.mark.parametrize("devices", [2, 4, 8])
+def test_sharded_axes_equal_openpi(name, devices):
+    recorded = content("spec", f"{name}.json")["fsdp_sharded_axes"][str(devices)]
+    specs = {
+        path: parameter_spec(leaf.shape, leaf.dtype, devices)
+        for path, leaf in expected_parameters(get_model_config(name)).items()
+    }
+    assert {path: list(spec) for path, spec in specs.items() if any(spec)} == recorded
+
+
+def test_small_arrays_vectors_and_odd_ones_are_replicated():
+    assert not any(parameter_spec((1024, 1000), np.float32, 8))
+    assert not any(parameter_spec((1 << 22,), np.float32, 8))
+    assert not any(parameter_spec((2047, 2047), np.float32, 8))
+    assert not any(parameter_spec((2048, 2048), np.float32, 1))
+    assert list(parameter_spec((2048, 2048), np.float32, 8)) == [None, "fsdp"]
+    assert list(parameter_spec((2048, 2047), np.float32, 8)) == ["fsdp", None]
+
+
+def test_a_mesh_needs_a_divisor():
+    assert dict(make_mesh(4).shape) == {"data": jax.device_count() // 4, "fsdp": 4}
+    with pytest.raises(ConfigError, match="does not divide"):
+        make_mesh(3)
+
+
+def test_a_checkpoint_is_loaded_onto_the_mesh_and_computes_the_same(tmp_path, monkeypatch):
+    monkeypatch.setattr(sharding, "MIN_SHARD_BYTES", 1 << 12)
+    config = get_model_config("tiny")
+    policy = create_model(config, jax.random.key(0))
+    save_policy(tmp_path / "policy", policy)
+    mesh = make_mesh(4)
+    sharded = load_policy(tmp_path / "policy", sharding=ParameterSharding(mesh), param_dtype="float32")
+    embedding = get_parameters(sharded)["PaliGemma/llm/embedder/input_embedding"]
+    assert embedding.sharding.spec == jax.sharding.PartitionSpec("fsdp", None)
+    assert {shard.data.shape for shard in embedding.addressable_shards} == {(256, 128)}
+    observation = random_observation(config)
+    sample = jax.jit(lambda model: model.sample(model.encode(observation), jax.random.key(1), num_steps=2))
+    np.testing.assert_allclose(sample(sharded), sample(policy), rtol=1e-5, atol=1e-5)
+    assert bool(jnp.all(jnp.isfinite(sample(sharded))))
