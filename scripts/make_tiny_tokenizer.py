@@ -14,32 +14,35 @@ VERBS = (
     "pick up|put|place|push|pull|open|close|fold|unfold|stack|lift|grasp|move|slide|insert|pour|press|turn on|turn off|"
     "wipe|hand over|transfer|reach|rotate|drop|hang|sort|assemble|pack|sweep|twist|hold|release|give|uncap|cover|align|"
     "unplug|plug|flip|shake|peel|cut|zip|scoop|throw|stir"
-).split("|")
-COLOURS = "red|blue|green|yellow|orange|purple|white|black|grey|pink|cyan|brown".split("|")
+)
+COLOURS = "red|blue|green|yellow|orange|purple|white|black|grey|pink|cyan|brown"
 OBJECTS = (
     "block|cube|ball|cup|bowl|plate|drawer|towel|box|bottle|peg|lid|door|button|handle|pan|stove|basket|cabinet|shelf|"
     "spoon|pen|shirt|cloth|tray|mug|can|ring|socket|puck|stick|bread|object|gripper|microwave|book|cheese|butter|milk|"
     "sauce|wine|rack|nut|lever|window|faucet|hammer|coffee|tomato|soup|marker|sponge|knife|fork|apple|carrot"
-).split("|")
-PLACES = "zone|goal|area|table|corner|circle|square|target|left|right|top|middle|front|back|side|bottom".split("|")
-PREPOSITIONS = "in|on|into|onto|next to|behind|under|to|from|inside|near|beside|with|between|at|over|off".split("|")
+)
+PLACES = "zone|goal|area|table|corner|circle|square|target|left|right|top|middle|front|back|side|bottom"
+PREPOSITIONS = "in|on|into|onto|next to|behind|under|to|from|inside|near|beside|with|between|at|over|off"
 
 
 def corpus(lines: int = 6000, seed: int = 0) -> list[str]:
     """Instructions in the style of robot datasets, some of them in the π₀.₅ prompt format."""
     draw = random.Random(seed)
+    verbs, colours, objects, places, prepositions = (
+        words.split("|") for words in (VERBS, COLOURS, OBJECTS, PLACES, PREPOSITIONS)
+    )
     sentences = []
     for _ in range(lines):
-        verb, colour, thing, where = (draw.choice(words) for words in (VERBS, COLOURS, OBJECTS, PREPOSITIONS))
-        other = f"{draw.choice(COLOURS)} {draw.choice(PLACES + OBJECTS)}"
+        verb, colour, thing, where = (draw.choice(words) for words in (verbs, colours, objects, prepositions))
+        other = f"{draw.choice(colours)} {draw.choice(places + objects)}"
         sentence = draw.choice(
             [
                 f"{verb} the {colour} {thing} {where} the {other}",
                 f"{verb} the {thing}",
                 f"{verb} the {colour} {thing}",
-                f"{verb} the {thing} {where} the {draw.choice(PLACES)}",
-                f"{verb} the {thing} and {draw.choice(VERBS)} it with the {draw.choice(['left', 'right'])} arm",
-                f"put the {colour} {thing} in the {draw.choice(COLOURS)} zone",
+                f"{verb} the {thing} {where} the {draw.choice(places)}",
+                f"{verb} the {thing} and {draw.choice(verbs)} it with the {draw.choice(['left', 'right'])} arm",
+                f"put the {colour} {thing} in the {draw.choice(colours)} zone",
             ]
         )
         sentence = sentence.capitalize() if draw.random() < 0.5 else sentence

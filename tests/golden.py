@@ -7,7 +7,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pirl.models import ExpertConfig, LoraConfig, Observation, Pi0, Pi0Config, VisionConfig, abstract_model, set_parameters
+from pirl.models import (
+    ExpertConfig,
+    LoraConfig,
+    Observation,
+    Pi0,
+    Pi0Config,
+    VisionConfig,
+    abstract_model,
+    set_parameters,
+)
 
 ROOT = Path(__file__).resolve().parents[2] / "shared" / "golden"
 MODELS = ["pi0_dummy", "pi05_dummy", "pi0_tiny", "pi05_tiny", "pi0_tiny_lora"]

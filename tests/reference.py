@@ -136,7 +136,7 @@ def _embed_suffix(
     mixed = _linear(p, "action_time_mlp_in", xp.concatenate([action_tokens, time_tokens], axis=-1))
     action_tokens = _linear(p, "action_time_mlp_out", _swish(mixed, xp))
     state_token = _linear(p, "state_proj", _to_float(observation["state"], xp))[:, None, :]
-    return xp.concatenate([state_token, action_tokens], axis=1), [True] + action_ar, None
+    return xp.concatenate([state_token, action_tokens], axis=1), [True, *action_ar], None
 
 
 def _embed_time(time: Array, dim: int, xp: ModuleType) -> Array:

@@ -13,9 +13,9 @@ import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
+
 from builders import MICRO, MICRO_LORA, MICRO_PI05, random_model, random_parameters
 from golden import ROOT, TINY_MODELS, arrays, assert_close, content, model_config, needs_golden, observation
-
 from pirl.errors import CheckpointError, ConfigError
 from pirl.interop import NormStats, compare, load_policy, open_checkpoint, save_checkpoint, save_policy
 from pirl.models import get_model_config, get_parameters
@@ -36,7 +36,7 @@ def assert_equal_parameters(first, second):
         np.testing.assert_array_equal(value, second[path], err_msg=path)
 
 
-# --- OpenPI's own ------------------------------------------------------------------------------------------------------
+# --- OpenPI's own ------------------------------------------------------------------------------------------------
 
 
 @needs_golden
@@ -89,7 +89,7 @@ def test_a_base_checkpoint_starts_a_lora_policy_when_asked_to():
             np.testing.assert_array_equal(value, base[path])
 
 
-# --- ours --------------------------------------------------------------------------------------------------------------
+# --- ours --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("style", ["released", "trained"])
@@ -122,7 +122,12 @@ def test_the_layout_is_the_one_openpi_reads(tmp_path):
     expected = jax.tree.map(np.asarray, nest(random_parameters(MICRO)))
     jax.tree.map(np.testing.assert_array_equal, restored["params"], expected)
     stats = json.loads((tmp_path / "7/assets/robot/arm/norm_stats.json").read_text())
-    assert stats["norm_stats"]["state"] == {"mean": [0.1, 0.2], "std": [1.0, 1e-5], "q01": [-1.0, 0.0], "q99": [1.0, 2.5]}
+    assert stats["norm_stats"]["state"] == {
+        "mean": [0.1, 0.2],
+        "std": [1.0, 1e-5],
+        "q01": [-1.0, 0.0],
+        "q99": [1.0, 2.5],
+    }
     assert stats["norm_stats"]["actions"]["q01"] is None
     handlers = json.loads((tmp_path / "7/_CHECKPOINT_METADATA").read_text())["item_handlers"]
     assert set(handlers) == {"params", "assets"}
@@ -186,7 +191,7 @@ def test_a_killed_save_never_looks_like_a_checkpoint(tmp_path):
     assert seen == {False, True}
 
 
-# --- what does not fit -------------------------------------------------------------------------------------------------
+# --- what does not fit -------------------------------------------------------------------------------------------
 
 
 def test_every_misfit_is_named(tmp_path):
@@ -271,7 +276,7 @@ def test_wrong_places_are_explained(tmp_path):
         open_checkpoint(tmp_path / "file")
 
 
-# --- comparing ---------------------------------------------------------------------------------------------------------
+# --- comparing ---------------------------------------------------------------------------------------------------
 
 
 def test_differences_are_found_one_by_one(tmp_path):

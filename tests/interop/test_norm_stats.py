@@ -4,8 +4,8 @@ import json
 
 import numpy as np
 import pytest
-from golden import ROOT, needs_golden
 
+from golden import ROOT, needs_golden
 from pirl.errors import CheckpointError
 from pirl.interop import read_norm_stats, write_norm_stats
 

@@ -38,7 +38,7 @@ def test_colours_survive_the_way_through_hsv():
 
 
 def test_contrast_is_undone_by_its_opposite():
-    value = jnp.linspace(0, 1, 50)
+    value = jnp.linspace(0, 1, 50)[None]
     for contrast in (0.39, -0.2, 1e-7):
         there = _adjust_contrast(value, jnp.float32(contrast))
         np.testing.assert_allclose(_adjust_contrast(there, jnp.float32(-contrast)), value, atol=1e-5)

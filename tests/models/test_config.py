@@ -4,9 +4,9 @@ import dataclasses
 import json
 
 import pytest
+
 from builders import MICRO
 from golden import content, needs_golden
-
 from pirl.errors import ConfigError
 from pirl.models import Pi0Config, expected_parameters, get_model_config, list_model_configs
 
@@ -37,7 +37,9 @@ def test_freeze_rule_equals_openpi(name):
 
 
 def test_full_size_models_have_the_known_number_of_parameters():
-    counts = {name: sum(leaf.size for leaf in expected_parameters(get_model_config(name)).values()) for name in SPECS[:4]}
+    counts = {
+        name: sum(leaf.size for leaf in expected_parameters(get_model_config(name)).values()) for name in SPECS[:4]
+    }
     assert counts == {
         "pi0_base": 3_238_048_528,
         "pi05_base": 3_353_433_872,
@@ -63,7 +65,7 @@ def test_an_unknown_preset_is_answered_with_the_nearest():
         ({"action_expert": dataclasses.replace(MICRO.action_expert, depth=3)}, "depth"),
         ({"discrete_state_input": True}, "pi05"),
         ({"pi05": True, "cameras": (), "max_token_len": 0}, "blind"),
-        ({"image_resolution": (2, 8)}, "smaller than a patch"),
+        ({"image_resolution": (2, 8)}, "below a patch"),
         ({"cameras": ("a", "a")}, "twice"),
         ({"vision": dataclasses.replace(MICRO.vision, num_heads=3)}, "multiple"),
     ],

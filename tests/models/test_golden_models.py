@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from golden import MODELS, TINY_MODELS, arrays, assert_close, content, model, needs_golden, observation
 
+from golden import MODELS, TINY_MODELS, arrays, assert_close, content, model, needs_golden, observation
 from pirl.models import Observation, Pi0, get_parameters, preprocess, set_parameters
 from pirl.models.pi0 import embed_time
 from pirl.models.transformer import attention_mask
@@ -16,7 +16,7 @@ from pirl.models.transformer import attention_mask
 pytestmark = needs_golden
 
 
-def run(policy: Pi0, obs: Observation, inputs: dict[str, np.ndarray]) -> dict[str, Any]:
+def run(policy: Pi0, obs: Observation, inputs: dict[str, np.ndarray], brief: bool = False) -> dict[str, Any]:
     """Everything the recordings hold, computed in one compiled function."""
 
     @jax.jit
@@ -34,11 +34,16 @@ def run(policy: Pi0, obs: Observation, inputs: dict[str, np.ndarray]) -> dict[st
             "adarms_cond": condition,
             "v_t": model.velocity(prefix, x_t[:, None], time)[:, 0],
             "loss": model.flow_loss(prefix, actions, noise=noise, time=time),
-            "compute_loss_key": model.flow_loss(prefix, actions, loss_key),
             "sample_actions_10": model.sample(prefix, noise=start)[:, 0],
-            "sample_actions_4": model.sample(prefix, num_steps=4, noise=start)[:, 0],
-            "sample_actions_10_key": model.sample(prefix, sample_key)[:, 0],
-        }
+        } | (
+            {}
+            if brief
+            else {
+                "compute_loss_key": model.flow_loss(prefix, actions, loss_key),
+                "sample_actions_4": model.sample(prefix, num_steps=4, noise=start)[:, 0],
+                "sample_actions_10_key": model.sample(prefix, sample_key)[:, 0],
+            }
+        )
 
     return compute(policy, obs, inputs)
 
@@ -85,14 +90,16 @@ def test_augmented_images_and_loss_equal_openpi(name):
     assert_close(loss, recorded["loss_train_true"])
 
 
-@pytest.mark.parametrize("params", ["f32", "bf16"])
-@pytest.mark.parametrize("name", MODELS)
+# Float32 parameters in one model of each kind: that is how one trains, bfloat16 how a robot acts.
+@pytest.mark.parametrize(
+    ("name", "params"), [(name, "bf16") for name in MODELS] + [(name, "f32") for name in TINY_MODELS]
+)
 def test_bfloat16_outputs_equal_openpi_up_to_rounding(name, params):
     """Compilers fuse, and so round, differently: ours may be as far from OpenPI's as its own rounding error."""
     policy = model(name, jnp.bfloat16 if params == "bf16" else jnp.float32, dtype="bfloat16")
     exact = arrays("models", name, "expected_float32.npz")
     rounded = arrays("models", name, "expected_bfloat16.npz")
-    ours = run(policy, *observation(name))
+    ours = run(policy, *observation(name), brief=True)
     assert ours["v_t"].dtype == (jnp.bfloat16 if params == "bf16" else jnp.float32)
     assert ours["sample_actions_10"].dtype == jnp.float32
 
@@ -160,7 +167,8 @@ def test_three_training_steps_equal_openpi(name):
         np.testing.assert_allclose(noise, recorded[f"step{index}/noise"], rtol=1e-6)
         loss, norm, trainable, state = step(trainable, frozen, state, key, inputs["actions"])
         np.testing.assert_allclose(loss, info["loss"], rtol=1e-4)
-        np.testing.assert_allclose(norm, info["grad_norm"], rtol=1e-4)
+        # After the first update those elements whose gradient is rounding noise (see below) stand elsewhere.
+        np.testing.assert_allclose(norm, info["grad_norm"], rtol=1e-4 if index == 0 else 1e-3)
         for path, value in trainable.items():
             # Adam blows the rounding noise of this leaf, whose gradient is zero by construction, up to a full step.
             if f"step{index}/params/{path}" in recorded and not path.endswith("key/bias"):

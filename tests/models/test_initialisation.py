@@ -3,9 +3,9 @@
 import jax
 import numpy as np
 import pytest
+
 from builders import MICRO
 from golden import TINY_MODELS, content, model_config, needs_golden
-
 from pirl.models import create_model, get_parameters
 
 

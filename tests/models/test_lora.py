@@ -6,9 +6,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+
 from builders import MICRO, MICRO_LORA, random_actions, random_observation, random_parameters
 from golden import arrays, assert_close, model_config, needs_golden, observation
-
 from pirl.errors import CheckpointError
 from pirl.models import Pi0Config, abstract_model, expected_parameters, merge_lora, set_parameters
 

@@ -4,9 +4,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+
 from builders import MICRO, random_observation_dict
 from golden import arrays, assert_close, model_config, needs_golden
-
 from pirl.errors import ObservationError
 from pirl.models import Observation, Pi0Config, preprocess
 from pirl.models.observation import resize_with_pad, to_float
@@ -86,7 +86,8 @@ def test_masks_default_to_present():
 
 def test_bytes_and_floats_give_the_same_images():
     data = random_observation_dict(MICRO)
-    pixels = {name: np.random.default_rng(0).integers(0, 256, image.shape, np.uint8) for name, image in data["image"].items()}
+    random = np.random.default_rng(0)
+    pixels = {name: random.integers(0, 256, image.shape, np.uint8) for name, image in data["image"].items()}
     floats = {name: np.asarray(to_float(image)) for name, image in pixels.items()}
     results = [preprocess(Observation.from_dict(data | {"image": i}, MICRO), MICRO).images for i in (pixels, floats)]
     for name in pixels:
@@ -118,7 +119,9 @@ def test_resizing_equals_openpi():
     for case in cases:
         image, (height, width) = recorded[f"pil/{case}/in"][None], recorded[f"pil/{case}/target_hw"]
         resize = jax.jit(resize_with_pad, static_argnums=(1, 2))
-        assert_close(resize(to_float(jnp.asarray(image)), int(height), int(width))[0], recorded[f"jax_float/{case}/out"])
+        assert_close(
+            resize(to_float(jnp.asarray(image)), int(height), int(width))[0], recorded[f"jax_float/{case}/out"]
+        )
     assert_close(to_float(jnp.asarray(recorded["uint8_to_float/in"])), recorded["uint8_to_float/out"])
 
 

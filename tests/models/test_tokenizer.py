@@ -4,8 +4,8 @@ import dataclasses
 
 import numpy as np
 import pytest
-from golden import ROOT, content, needs_golden
 
+from golden import ROOT, content, needs_golden
 from pirl.errors import ObservationError, UserError
 from pirl.models import Tokenizer, find_tokenizer, get_model_config
 from pirl.models.tokenizer import discretize_state

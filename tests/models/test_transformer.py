@@ -4,8 +4,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from golden import arrays, assert_close, needs_golden
 
+from golden import arrays, assert_close, needs_golden
 from pirl.models.transformer import RMSNorm, attend, attention_mask, rotary_embedding
 
 
@@ -27,7 +27,7 @@ def test_rotary_embedding_equals_openpi(case):
 @needs_golden
 def test_norms_equal_openpi():
     recorded = arrays("transforms", "rmsnorm.npz")
-    options = {"rngs": nnx.Rngs(0), "param_dtype": jnp.float32}
+    options = {"rngs": nnx.Rngs(0), "param_dtype": jnp.dtype("float32")}
     plain = RMSNorm(12, conditioned=False, **options)
     plain.scale[...] = recorded["plain/scale"]
     out, gate = plain(recorded["plain/x"], None)

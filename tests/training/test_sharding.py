@@ -4,9 +4,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+
 from builders import random_observation
 from golden import content, needs_golden
-
 from pirl.errors import ConfigError
 from pirl.interop import load_policy, save_policy
 from pirl.models import create_model, expected_parameters, get_model_config, get_parameters

@@ -75,7 +75,7 @@ class Convert:
             if given:
                 raise UserError(f"{name} {why}.")
 
-    # --- inspect -------------------------------------------------------------------------------------------------------
+    # --- inspect -------------------------------------------------------------------------------------------------
 
     def _inspect(self, checkpoint: "Checkpoint") -> int:
         from rich.console import Console
@@ -96,7 +96,9 @@ class Convert:
         facts = Table(show_header=False, box=None, pad_edge=False)
         facts.add_row("checkpoint", summary["directory"])
         facts.add_row("key style", summary["style"])
-        facts.add_row("parameters", f"{summary['parameters']:,} in {summary['leaves']} arrays, {_gib(summary['bytes'])}")
+        facts.add_row(
+            "parameters", f"{summary['parameters']:,} in {summary['leaves']} arrays, {_gib(summary['bytes'])}"
+        )
         for group, count in summary["groups"].items():
             facts.add_row(f"  {group}", f"{count:,}")
         facts.add_row("dtypes", ", ".join(f"{name}: {count:,}" for name, count in summary["dtypes"].items()))
@@ -104,14 +106,16 @@ class Convert:
         facts.add_row("describes itself", "yes (pirl.json)" if summary["described"] else "no")
         facts.add_row("fits presets", ", ".join(summary["presets"]) or "none")
         for asset_id, widths in summary["norm_stats"].items():
-            facts.add_row("statistics", f"{asset_id}: " + ", ".join(f"{name} [{dims}]" for name, dims in widths.items()))
+            facts.add_row(
+                "statistics", f"{asset_id}: " + ", ".join(f"{name} [{dims}]" for name, dims in widths.items())
+            )
         if not summary["norm_stats"]:
             facts.add_row("statistics", "none")
         facts.add_row("items", ", ".join(summary["items"]))
         console.print(facts)
         return 0
 
-    # --- convert -------------------------------------------------------------------------------------------------------
+    # --- convert -------------------------------------------------------------------------------------------------
 
     def _convert(self, checkpoint: "Checkpoint", output: Path) -> int:
         from pirl.interop import check_fit, resolve_config, save_checkpoint
@@ -139,7 +143,8 @@ class Convert:
             config = config.without_lora()
         else:
             params = checkpoint.read(dtypes=dtypes)
-        carried = {k: v for k, v in checkpoint.description.items() if k not in ("pirl", "model", "parameters", "versions")}
+        rewritten = ("pirl", "model", "parameters", "versions")
+        carried = {key: value for key, value in checkpoint.description.items() if key not in rewritten}
         save_checkpoint(
             output, params, config, norm_stats=statistics, metadata=carried, style=self.style, overwrite=self.overwrite
         )
@@ -149,7 +154,7 @@ class Convert:
             print("left out: train_state (optimiser state is not part of a policy)")
         return 0
 
-    # --- check ---------------------------------------------------------------------------------------------------------
+    # --- check ---------------------------------------------------------------------------------------------------
 
     def _compare(self, first: "Checkpoint", second: "Checkpoint") -> int:
         from pirl.interop import compare

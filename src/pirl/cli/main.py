@@ -1,10 +1,12 @@
 """The `pirl` command: picks the subcommand, and turns errors into messages and exit codes."""
 
+import dataclasses
+import difflib
 import logging
 import os
 import sys
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import Any, NoReturn
 
 import tyro
 
@@ -13,19 +15,18 @@ from pirl.cli.convert import Convert
 from pirl.errors import UserError
 
 # A subcommand is a dataclass of its options with a `run` that returns the exit code.
-Command = Annotated[Convert, tyro.conf.subcommand("convert")]
+COMMANDS: dict[str, Any] = {"convert": Convert}
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
+def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Entry point. Exit codes: 0 done, 1 a crash or a difference found, 2 bad input, 130 interrupted."""
     arguments = sys.argv[1:] if arguments is None else list(arguments)
     if arguments == ["--version"]:
         print(f"pirl {pirl.__version__}")
         sys.exit(0)
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s")
-    command = _parse(arguments)
     try:
-        sys.exit(command.run())
+        sys.exit(_parse(arguments).run())
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
@@ -39,11 +40,27 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _parse(arguments: Sequence[str]) -> Any:
-    """Parse with OmitSubcommandPrefixes so that options keep their plain names, and without --no-x twins of flags."""
+    _reject_unknown_flags(arguments)
     return tyro.extras.subcommand_cli_from_dict(
-        {"convert": Convert},
+        COMMANDS,
         prog="pirl",
         description="Reinforcement-learning post-training for π₀-family robot policies.",
         args=arguments,
-        config=(tyro.conf.FlagCreatePairsOff, tyro.conf.OmitArgPrefixes),
+        config=(tyro.conf.FlagCreatePairsOff,),
     )
+
+
+def _reject_unknown_flags(arguments: Sequence[str]) -> None:
+    """Name a mistyped flag. The parser by itself would take what follows it as its value, and then miss an argument."""
+    if not arguments or arguments[0] not in COMMANDS:
+        return
+    known = ["--help", *(f"--{field.name.replace('_', '-')}" for field in dataclasses.fields(COMMANDS[arguments[0]]))]
+    for flag in (argument.split("=")[0].replace("_", "-") for argument in arguments[1:] if argument.startswith("--")):
+        if flag not in known:
+            near = difflib.get_close_matches(flag, known, n=1)
+            hint = f"Did you mean {near[0]}? " if near else ""
+            raise UserError(f"pirl {arguments[0]} has no option {flag}. {hint}See pirl {arguments[0]} --help.")
+
+
+if __name__ == "__main__":
+    main()

@@ -29,7 +29,9 @@ class NormStats:
     def to_json(self) -> dict[str, list[float] | None]:
         """As it stands in the file."""
         fields = {"mean": self.mean, "std": self.std, "q01": self.q01, "q99": self.q99}
-        return {name: None if value is None else np.asarray(value, np.float64).tolist() for name, value in fields.items()}
+        return {
+            name: None if value is None else np.asarray(value, np.float64).tolist() for name, value in fields.items()
+        }
 
 
 def read_norm_stats(file: Path) -> dict[str, NormStats]:

@@ -23,7 +23,7 @@ from pirl.errors import CheckpointError, ConfigError
 from pirl.interop.norm_stats import FILE_NAME, NormStats, read_norm_stats
 from pirl.models.config import Pi0Config, get_model_config, list_model_configs
 from pirl.models.lora import init_lora
-from pirl.models.parameters import expected_parameters, nest, set_parameters
+from pirl.models.parameters import expected_parameters, set_parameters
 from pirl.models.pi0 import Pi0, abstract_model
 
 DESCRIPTION_FILE = "pirl.json"
@@ -112,7 +112,9 @@ def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
     if not params_directory.is_dir() and (directory / "_METADATA").is_file():
         directory, params_directory = directory.parent, directory
     if not params_directory.is_dir():
-        raise CheckpointError(f"{directory} is not an OpenPI checkpoint: it has no params/ directory.{_hint(directory)}")
+        raise CheckpointError(
+            f"{directory} is not an OpenPI checkpoint: it has no params/ directory.{_hint(directory)}"
+        )
     _check_store(params_directory)
     with _named_damage(params_directory, "its metadata"), quiet_orbax(), ocp.PyTreeCheckpointer() as checkpointer:
         zarr3 = bool(json.loads((params_directory / "_METADATA").read_text()).get("use_zarr3"))
@@ -148,13 +150,13 @@ def load_policy(
     checkpoint = open_checkpoint(path)
     config = resolve_config(checkpoint, config)
     expected = expected_parameters(config)
-    drawn: dict[str, jax.ShapeDtypeStruct] = {}
-    if fresh_lora is not None:
-        drawn = {name: leaf for name, leaf in expected.items() if "lora" in name and name not in checkpoint.leaves}
+    absent = {name: leaf for name, leaf in expected.items() if "lora" in name and name not in checkpoint.leaves}
+    drawn = {} if fresh_lora is None else absent
     check_fit(checkpoint, {name: leaf for name, leaf in expected.items() if name not in drawn})
     dtypes = {} if param_dtype is None else dict.fromkeys(expected, jnp.dtype(param_dtype))
     arrays = checkpoint.read(dtypes=dtypes, sharding=sharding)
     for index, (name, leaf) in enumerate(sorted(drawn.items())):
+        assert fresh_lora is not None
         key = jax.random.fold_in(fresh_lora, index)
         value = init_lora(key, leaf.shape, dtypes.get(name, leaf.dtype))
         arrays[name] = value if sharding is None else jax.device_put(value, sharding(name, leaf))
@@ -203,7 +205,9 @@ def _misfit_hint(missing: list[str], extra: list[str]) -> str:
     if any(path.startswith("time_mlp") for path in missing):
         return "The checkpoint is a π₀; the model is a π₀.₅. Choose a pi0 configuration."
     if extra and all("lora" in path for path in extra):
-        return "The checkpoint has LoRA weights: choose a LoRA configuration, or merge them (pirl convert --merge-lora)."
+        return (
+            "The checkpoint has LoRA weights: choose a LoRA configuration, or merge them (pirl convert --merge-lora)."
+        )
     if missing and all("lora" in path for path in missing):
         return "The checkpoint has no LoRA weights: choose a configuration without, or start them fresh (fresh_lora)."
     return "`pirl convert CHECKPOINT` prints what it holds and which presets it fits."
@@ -216,7 +220,8 @@ def _key(entry: Any) -> str:
 def _hint(directory: Path) -> str:
     steps = sorted(int(entry.name) for entry in directory.iterdir() if entry.is_dir() and entry.name.isdigit())
     if steps:
-        return f" It holds the checkpoints of steps {', '.join(map(str, steps))}: name one, e.g. {directory / str(steps[-1])}."
+        newest = directory / str(steps[-1])
+        return f" It holds the checkpoints of steps {', '.join(map(str, steps))}: name one, e.g. {newest}."
     if (directory / "model.safetensors").is_file():
         return " It holds model.safetensors, OpenPI's PyTorch format; pirl reads the JAX one."
     return ""

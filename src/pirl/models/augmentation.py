@@ -10,7 +10,9 @@ import math
 import jax
 import jax.numpy as jnp
 from jax.scipy.ndimage import map_coordinates
-from jaxtyping import Array, Float, PRNGKeyArray
+from jaxtyping import Float, PRNGKeyArray
+
+from pirl.models.types import Array
 
 _CROP = 0.95
 _MAX_ROTATION = math.radians(5)

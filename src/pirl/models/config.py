@@ -4,10 +4,11 @@ import dataclasses
 import difflib
 import re
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from pirl.errors import ConfigError
 
+_Part = TypeVar("_Part")
 DType = Literal["float32", "bfloat16"]
 
 # OpenPI's camera slots, in the order in which their tokens enter the prefix.
@@ -97,17 +98,19 @@ class Pi0Config:
                     f"{getattr(second, field)}: the experts attend jointly, so these must be equal."
                 )
         if first.num_heads % first.num_kv_heads:
-            raise ConfigError(f"num_heads = {first.num_heads} is not a multiple of num_kv_heads = {first.num_kv_heads}.")
+            raise ConfigError(
+                f"num_heads = {first.num_heads} is not a multiple of num_kv_heads = {first.num_kv_heads}."
+            )
         if first.head_dim % 2:
             raise ConfigError(f"head_dim = {first.head_dim} must be even: rotary embedding turns pairs of components.")
         if second.width % 2:
-            raise ConfigError(f"action_expert.width = {second.width} must be even: the time embedding is sine and cosine.")
+            raise ConfigError(f"action_expert.width = {second.width} must be even: time becomes sines and cosines.")
         if self.vision.width % self.vision.num_heads:
             raise ConfigError(
                 f"vision.width = {self.vision.width} is not a multiple of vision.num_heads = {self.vision.num_heads}."
             )
         if self.cameras and any(r < p for r, p in zip(self.image_resolution, self.vision.patch_size, strict=True)):
-            raise ConfigError(f"image_resolution {self.image_resolution} is smaller than a patch {self.vision.patch_size}.")
+            raise ConfigError(f"image_resolution {self.image_resolution} is below a patch {self.vision.patch_size}.")
         if len(set(self.cameras)) != len(self.cameras):
             raise ConfigError(f"cameras = {self.cameras} names a camera twice.")
         if self.discrete_state_input and not self.pi05:
@@ -149,47 +152,39 @@ class Pi0Config:
         return dataclasses.asdict(self)
 
     @classmethod
-    def from_dict(cls, data: dict[str, Any]) -> "Pi0Config":
-        """Read what `to_dict` wrote; an unknown or missing field is named."""
-
-        def build(kind: type, fields: Any, where: str) -> Any:
-            if fields is None:
-                return None
-            known = {field.name for field in dataclasses.fields(kind)}
-            if not isinstance(fields, dict) or (unknown := set(fields) - known):
-                raise ConfigError(
-                    f"{where} of the model description has unknown fields {sorted(unknown)}; "
-                    "it was written by another version of pirl."
-                    if isinstance(fields, dict)
-                    else f"{where} of the model description is {fields!r}, not a mapping."
-                )
-            try:
-                return kind(**fields)
-            except TypeError as error:
-                raise ConfigError(f"{where} of the model description is incomplete: {error}.") from error
-
-        def expert(fields: Any, where: str) -> Any:
-            loras = ("attention_lora", "mlp_lora")
-            if isinstance(fields, dict):
-                fields = fields | {k: build(LoraConfig, fields.get(k), f"{where}.{k}") for k in loras}
-            return build(ExpertConfig, fields, where)
-
-        def pair(value: Any) -> Any:
-            return tuple(value) if isinstance(value, list | tuple) else value
-
-        if not isinstance(data, dict):
-            raise ConfigError(f"a model description is a mapping, not {data!r}.")
-        data = {key: pair(value) for key, value in data.items()}
-        if isinstance(data.get("vision"), dict):
-            vision = {key: pair(value) for key, value in data["vision"].items()}
-            data["vision"] = build(VisionConfig, vision, "vision")
+    def from_dict(cls, data: Any) -> "Pi0Config":
+        """Read what `to_dict` wrote, also after a way through JSON; an unknown or missing field is named."""
+        fields = _fields_of(cls, data, "model")
         for name in ("language", "action_expert"):
-            if name in data:
-                data[name] = expert(data[name], name)
-        return build(cls, data, "the root")
+            if name in fields:
+                expert = _fields_of(ExpertConfig, fields[name], name)
+                for lora in ("attention_lora", "mlp_lora"):
+                    if expert.get(lora) is not None:
+                        expert[lora] = _build(LoraConfig, expert[lora], f"{name}.{lora}")
+                fields[name] = _build(ExpertConfig, expert, name)
+        if "vision" in fields:
+            fields["vision"] = _build(VisionConfig, fields["vision"], "vision")
+        return _build(cls, fields, "model")
 
 
-# --- presets -----------------------------------------------------------------------------------------------------------
+def _fields_of(kind: type, data: Any, where: str) -> dict[str, Any]:
+    """The fields of a part of a model description, with JSON's lists as tuples."""
+    if not isinstance(data, dict):
+        raise ConfigError(f"in the model description, {where!r} should be a mapping; it is {data!r:.60}.")
+    unknown = sorted(set(data) - {field.name for field in dataclasses.fields(kind)})
+    if unknown:
+        raise ConfigError(f"in the model description, {where!r} has unknown fields {unknown}: another version's?")
+    return {key: tuple(value) if isinstance(value, list) else value for key, value in data.items()}
+
+
+def _build(kind: type[_Part], data: Any, where: str) -> _Part:
+    try:
+        return kind(**_fields_of(kind, data, where))
+    except TypeError as error:
+        raise ConfigError(f"in the model description, {where!r} cannot be read: {error}.") from error
+
+
+# --- presets -----------------------------------------------------------------------------------------------------
 
 SIGLIP_SO400M = VisionConfig(width=1152, depth=27, mlp_dim=4304, num_heads=16, patch_size=(14, 14))
 GEMMA_2B = ExpertConfig(width=2048, depth=18, mlp_dim=16_384, num_heads=8, num_kv_heads=1, head_dim=256)

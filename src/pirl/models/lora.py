@@ -10,10 +10,11 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax.nn import initializers
-from jaxtyping import Array, Float
+from jaxtyping import Float
 
 from pirl.errors import CheckpointError
 from pirl.models.config import ExpertConfig, LoraConfig, Pi0Config
+from pirl.models.types import Array
 
 # Both factors start random, so a fresh LoRA is not exactly the identity; OpenPI does the same.
 init_lora = initializers.normal(stddev=0.01)

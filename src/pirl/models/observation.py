@@ -7,11 +7,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, UInt8
+from jaxtyping import Bool, Float, Int, PRNGKeyArray, UInt8
 
 from pirl.errors import ObservationError
 from pirl.models.augmentation import augment
 from pirl.models.config import Pi0Config
+from pirl.models.types import Array
 
 Image = Float[Array, "b h w 3"] | UInt8[Array, "b h w 3"]
 
@@ -40,20 +41,17 @@ class Observation:
                 f"an observation has the keys image, image_mask, state, tokenized_prompt and tokenized_prompt_mask; "
                 f"got {sorted(data)}."
             )
-        state = np.asarray(data["state"], np.float32)
-        images = {name: np.asarray(image) for name, image in data.get("image", {}).items()}
+        state: Any = np.asarray(data["state"], np.float32)
+        images: dict[str, Any] = {name: np.asarray(image) for name, image in data.get("image", {}).items()}
         # The masks of absent cameras default to true, as in OpenPI.
-        masks = {name: np.ones(state.shape[:1], bool) for name in images} | {
+        masks: dict[str, Any] = {name: np.ones(state.shape[:1], bool) for name in images} | {
             name: np.asarray(mask, bool) for name, mask in data.get("image_mask", {}).items()
         }
-        prompt, prompt_mask = data.get("tokenized_prompt"), data.get("tokenized_prompt_mask")
-        observation = cls(
-            images=images,
-            image_masks=masks,
-            state=state,
-            tokenized_prompt=None if prompt is None else np.asarray(prompt, np.int32),
-            tokenized_prompt_mask=None if prompt_mask is None else np.asarray(prompt_mask, bool),
+        prompt, prompt_mask = (
+            None if data.get(key) is None else jnp.asarray(data[key], kind)
+            for key, kind in (("tokenized_prompt", jnp.int32), ("tokenized_prompt_mask", bool))
         )
+        observation = cls(images, masks, state, prompt, prompt_mask)
         check_shapes(observation, config)
         _check_values(observation, config)
         return observation

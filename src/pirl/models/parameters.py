@@ -6,10 +6,11 @@ from typing import Any
 import jax
 from flax import nnx
 
+from pirl.models.config import Pi0Config
 from pirl.models.pi0 import Pi0, abstract_model
 
 
-def get_parameters(model: Pi0) -> dict[str, jax.Array]:
+def get_parameters(model: Pi0) -> dict[str, Any]:
     """Every parameter of a model by path; of an abstract model, its shapes and dtypes."""
     return {"/".join(map(str, path)): leaf.get_value() for path, leaf in nnx.to_flat_state(nnx.state(model, nnx.Param))}
 
@@ -21,15 +22,13 @@ def set_parameters(model: Pi0, parameters: Mapping[str, Any]) -> Pi0:
     paths = ["/".join(map(str, path)) for path, _ in flat]
     if set(paths) != set(parameters):
         raise ValueError(f"parameters do not fit the model: {sorted(set(paths) ^ set(parameters))}")
-    leaves = [
-        (path, leaf.replace(parameters[name])) for name, (path, leaf) in zip(paths, flat, strict=True)
-    ]
+    leaves = [(path, leaf.replace(parameters[name])) for name, (path, leaf) in zip(paths, flat, strict=True)]
     return nnx.merge(graphdef, nnx.from_flat_state(leaves))
 
 
-def expected_parameters(config: Any) -> dict[str, jax.ShapeDtypeStruct]:
+def expected_parameters(config: Pi0Config) -> dict[str, jax.ShapeDtypeStruct]:
     """The shape and dtype of every parameter a configuration calls for."""
-    return get_parameters(abstract_model(config))  # type: ignore[return-value]
+    return get_parameters(abstract_model(config))
 
 
 def nest(flat: Mapping[str, Any]) -> dict[str, Any]:

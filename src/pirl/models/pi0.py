@@ -1,16 +1,17 @@
 """The π₀ / π₀.₅ policy and its three verbs: `encode` an observation, take the `flow_loss`, `sample` action chunks."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array, Bool, Float, PRNGKeyArray
+from jaxtyping import Bool, Float, PRNGKeyArray
 
 from pirl.errors import ObservationError
 from pirl.models.config import Pi0Config
 from pirl.models.observation import Observation, preprocess
 from pirl.models.transformer import KVCache, Transformer, attention_mask
+from pirl.models.types import Array
 from pirl.models.vision import VisionTower
 
 
@@ -78,7 +79,7 @@ class Pi0(nnx.Module):
             self.action_time_mlp_out = linear(width, width)
         self.action_out_proj = linear(width, config.action_dim)
 
-    # --- the three verbs -----------------------------------------------------------------------------------------------
+    # --- the three verbs -----------------------------------------------------------------------------------------
 
     def encode(self, observation: Observation, rng: PRNGKeyArray | None = None) -> Prefix:
         """Run vision and language once. With `rng` the images are augmented, as in training.
@@ -152,11 +153,9 @@ class Pi0(nnx.Module):
         (actions, _), _ = jax.lax.scan(euler, (noise, jnp.float32(1.0)), length=num_steps)
         return actions
 
-    # --- what they are made of -----------------------------------------------------------------------------------------
+    # --- what they are made of -----------------------------------------------------------------------------------
 
-    def embed_prefix(
-        self, observation: Observation
-    ) -> tuple[Float[Array, "b s width"], Bool[Array, "b s"]]:
+    def embed_prefix(self, observation: Observation) -> tuple[Float[Array, "b s width"], Bool[Array, "b s"]]:
         """Tokens of the cameras, in the order of the config, then of the prompt; and which of them are real."""
         batch = observation.state.shape[0]
         # Empty beginnings let a policy without cameras, or without a prompt, take the same path.
@@ -241,12 +240,3 @@ def create_model(config: Pi0Config, rng: PRNGKeyArray) -> Pi0:
 def abstract_model(config: Pi0Config) -> Pi0:
     """The policy with shapes in place of arrays: costs nothing at any size."""
     return nnx.eval_shape(lambda: Pi0(config, nnx.Rngs(0)))
-
-
-def with_config(model: Pi0, **changes: object) -> Pi0:
-    """The same parameters under a configuration that differs in fields that shape none of them."""
-    graphdef, state = nnx.split(model)
-    del graphdef
-    changed = abstract_model(replace(model.config, **changes))
-    nnx.update(changed, state)
-    return changed

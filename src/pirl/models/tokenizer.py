@@ -32,7 +32,7 @@ def _cached_files() -> list[Path]:
 
 
 def find_tokenizer(path: str | os.PathLike[str] | None = None) -> Path:
-    """The PaliGemma SentencePiece file: `path`, else $PIRL_TOKENIZER, else a cache. Says what to do when there is none."""
+    """The PaliGemma SentencePiece file: `path`, else $PIRL_TOKENIZER, else a cache; else an error with advice."""
     for origin, given in ((None, path), (PATH_VARIABLE, os.environ.get(PATH_VARIABLE))):
         if given:
             file = Path(given).expanduser()

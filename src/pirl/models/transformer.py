@@ -13,10 +13,12 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from jax.nn import initializers
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Bool, Float, Int
 
 from pirl.models.config import ExpertConfig
+from pirl.models.layers import Dense
 from pirl.models.lora import Einsum, FeedForward
+from pirl.models.types import Array
 
 # What a masked logit becomes: finite, so that a row without any valid key turns into a uniform one instead of NaN.
 _MASKED = -2.3819763e38
@@ -105,9 +107,9 @@ class RMSNorm(nnx.Module):
     def __init__(self, width: int, *, conditioned: bool, rngs: nnx.Rngs, param_dtype: jnp.dtype):
         self.conditioned = conditioned
         if conditioned:
-            zeros = initializers.zeros
             # Zero: a fresh adaRMS block has a closed gate, so it starts as the identity.
-            self.Dense_0 = nnx.Linear(width, 3 * width, kernel_init=zeros, param_dtype=param_dtype, rngs=rngs)
+            options: dict[str, Any] = {"kernel_init": initializers.zeros, "param_dtype": param_dtype, "rngs": rngs}
+            self.Dense_0 = Dense((width,), (3 * width,), **options)
         else:
             self.scale = nnx.Param(jnp.zeros((width,), param_dtype))
 
@@ -121,8 +123,7 @@ class RMSNorm(nnx.Module):
             return (normed * (1 + self.scale[...])).astype(x.dtype), None
         if condition is None:
             raise ValueError("an adaRMS norm needs its conditioning vector.")
-        kernel, bias = self.Dense_0.kernel[...].astype(x.dtype), self.Dense_0.bias[...].astype(x.dtype)
-        modulation = jnp.dot(condition.astype(x.dtype), kernel) + bias
+        modulation = self.Dense_0(condition.astype(x.dtype))
         scale, shift, gate = jnp.split(modulation[:, None, :], 3, axis=-1)
         return (normed * (1 + scale) + shift).astype(x.dtype), gate
 

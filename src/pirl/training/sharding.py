@@ -3,6 +3,7 @@
 import jax
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.typing import DTypeLike
 
 from pirl.errors import ConfigError
 
@@ -19,7 +20,7 @@ def make_mesh(fsdp_devices: int = 1) -> Mesh:
     return jax.make_mesh((count // fsdp_devices, fsdp_devices), ("data", "fsdp"), axis_types=axes)
 
 
-def parameter_spec(shape: tuple[int, ...], dtype: np.dtype, fsdp_devices: int) -> PartitionSpec:
+def parameter_spec(shape: tuple[int, ...], dtype: DTypeLike, fsdp_devices: int) -> PartitionSpec:
     """Split the largest axis that divides evenly (the later one of equals); replicate small arrays and vectors."""
     size = int(np.prod(shape)) * np.dtype(dtype).itemsize
     if fsdp_devices == 1 or len(shape) < 2 or size < MIN_SHARD_BYTES:
