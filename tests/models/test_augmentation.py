@@ -4,7 +4,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pirl.models.augmentation import _adjust_contrast, _hsv_to_rgb, _rgb_to_hsv, augment
+from pirl.models import augmentation
+from pirl.models.augmentation import _adjust_contrast, _hsv_to_rgb, _rgb_to_hsv
+
+augment = jax.jit(augmentation.augment, static_argnames="geometric")
 
 
 def images(batch: int = 16) -> jax.Array:

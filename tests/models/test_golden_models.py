@@ -158,23 +158,25 @@ def test_three_training_steps_equal_openpi(name):
 
         value, gradients = jax.value_and_grad(loss)(trainable)
         updates, state = optimizer.update(gradients, state, trainable)
-        return value, optax.tree.norm(gradients), optax.apply_updates(trainable, updates), state
+        return value, gradients, optax.apply_updates(trainable, updates), state
 
     for index, info in enumerate(infos["infos"]):
         key = jax.random.fold_in(train_key, index)
         _, noise_key, _ = jax.random.split(key, 3)
         noise = jax.random.normal(noise_key, inputs["actions"].shape)
         np.testing.assert_allclose(noise, recorded[f"step{index}/noise"], rtol=1e-6)
-        loss, norm, trainable, state = step(trainable, frozen, state, key, inputs["actions"])
+        loss, gradients, trainable, state = step(trainable, frozen, state, key, inputs["actions"])
         np.testing.assert_allclose(loss, info["loss"], rtol=1e-4)
         # After the first update those elements whose gradient is rounding noise (see below) stand elsewhere.
-        np.testing.assert_allclose(norm, info["grad_norm"], rtol=1e-4 if index == 0 else 1e-3)
+        np.testing.assert_allclose(optax.tree.norm(gradients), info["grad_norm"], rtol=1e-4 if index == 0 else 1e-3)
         for path, value in trainable.items():
-            # Adam blows the rounding noise of this leaf, whose gradient is zero by construction, up to a full step.
-            if f"step{index}/params/{path}" in recorded and not path.endswith("key/bias"):
+            if f"step{index}/params/{path}" in recorded:
                 close = np.isclose(value, recorded[f"step{index}/params/{path}"], rtol=1e-4, atol=1e-4)
-                # Elsewhere at most one or two elements of a leaf have gradients of the size of rounding noise.
-                assert np.sum(~close) <= 2, path
+                # Adam divides a gradient by its own size, so the rounding error of a tiny one (float32 leaves about 5e-7,
+                # a hundredth of the bound here) becomes a visible step. The key bias has no other gradients.
+                if index == 0:
+                    assert np.all(close | (np.abs(gradients[path]) < 5e-5)), path
+                assert np.sum(~close) <= max(2, value.size // 200) or path.endswith("key/bias"), path
 
 
 # The fourth recording is of a range of periods that π₀ does not use.

@@ -47,11 +47,11 @@ class Observation:
         masks: dict[str, Any] = {name: np.ones(state.shape[:1], bool) for name in images} | {
             name: np.asarray(mask, bool) for name, mask in data.get("image_mask", {}).items()
         }
-        prompt, prompt_mask = (
-            None if data.get(key) is None else jnp.asarray(data[key], kind)
-            for key, kind in (("tokenized_prompt", jnp.int32), ("tokenized_prompt_mask", bool))
-        )
-        observation = cls(images, masks, state, prompt, prompt_mask)
+        kinds: dict[str, Any] = {"tokenized_prompt": np.int32, "tokenized_prompt_mask": bool}
+        prompt: dict[str, Any] = {
+            key: np.asarray(data[key], kind) for key, kind in kinds.items() if data.get(key) is not None
+        }
+        observation = cls(images, masks, state, **prompt)
         check_shapes(observation, config)
         _check_values(observation, config)
         return observation

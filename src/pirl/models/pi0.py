@@ -1,6 +1,7 @@
 """The π₀ / π₀.₅ policy and its three verbs: `encode` an observation, take the `flow_loss`, `sample` action chunks."""
 
 from dataclasses import dataclass
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -234,7 +235,12 @@ def embed_time(time: Float[Array, " b"], width: int) -> Float[Array, "b width"]:
 
 def create_model(config: Pi0Config, rng: PRNGKeyArray) -> Pi0:
     """A policy with fresh parameters, made in one compiled step."""
-    return jax.jit(lambda key: Pi0(config, nnx.Rngs(key)))(rng)
+    return _create_model(config, rng)
+
+
+@partial(jax.jit, static_argnums=0)
+def _create_model(config: Pi0Config, rng: PRNGKeyArray) -> Pi0:
+    return Pi0(config, nnx.Rngs(rng))
 
 
 def abstract_model(config: Pi0Config) -> Pi0:

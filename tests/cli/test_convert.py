@@ -1,0 +1,154 @@
+"""`pirl convert` as a user meets it: what it prints, what it writes, how it ends."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from builders import MICRO, MICRO_LORA, random_model, random_parameters
+from pirl.cli.main import main
+from pirl.interop import NormStats, load_policy, open_checkpoint, save_checkpoint, save_policy
+from pirl.models import get_parameters, merge_lora
+
+STATS = {"arm": {"state": NormStats(np.zeros(5), np.ones(5)), "actions": NormStats(np.zeros(5), np.ones(5))}}
+
+
+@pytest.fixture
+def run(capsys):
+    """Run the command in this process: exit code, standard output, standard error."""
+
+    def run(*arguments: object) -> tuple[int, str, str]:
+        with pytest.raises(SystemExit) as exit_:
+            main([str(argument) for argument in arguments])
+        captured = capsys.readouterr()
+        return int(exit_.value.code or 0), captured.out, captured.err
+
+    return run
+
+
+@pytest.fixture
+def checkpoint(tmp_path):
+    return save_policy(tmp_path / "policy", random_model(MICRO), norm_stats=STATS, metadata={"step": 3})
+
+
+def test_inspection_shows_tree_counts_and_statistics(run, checkpoint):
+    code, out, _ = run("convert", checkpoint)
+    assert code == 0
+    assert "PaliGemma/llm/layers/attn/q_einsum/w" in out
+    assert "2×4×16×6" in out
+    total = sum(value.size for value in random_parameters(MICRO).values())
+    assert f"{total:,} in {len(random_parameters(MICRO))} arrays" in out
+    assert "arm: state [5], actions [5]" in out
+    code, out, _ = run("convert", checkpoint, "--json")
+    summary = json.loads(out)
+    assert code == 0
+    assert summary["parameters"] == sum(summary["groups"].values()) == sum(summary["dtypes"].values()) == total
+    assert set(summary["tree"]) == set(random_parameters(MICRO))
+
+
+def test_conversion_casts_and_keeps_the_rest(run, checkpoint, tmp_path):
+    code, out, _ = run("convert", checkpoint, tmp_path / "out", "--dtype", "bfloat16", "--style", "trained")
+    assert (code, "wrote" in out) == (0, True)
+    converted = open_checkpoint(tmp_path / "out")
+    assert (converted.style, converted.config, converted.description["step"]) == ("trained", MICRO, 3)
+    assert converted.norm_stats() == STATS
+    for path, value in converted.read().items():
+        np.testing.assert_array_equal(value, random_parameters(MICRO)[path].astype(jnp.bfloat16))
+
+
+def test_conversion_says_what_it_leaves_out(run, checkpoint, tmp_path):
+    (checkpoint / "train_state").mkdir()
+    _, out, _ = run("convert", checkpoint, tmp_path / "out")
+    assert "left out: train_state" in out
+    assert not (tmp_path / "out" / "train_state").exists()
+
+
+def test_merging_gives_a_policy_without_lora(run, tmp_path):
+    save_policy(tmp_path / "lora", random_model(MICRO_LORA))
+    assert run("convert", tmp_path / "lora", tmp_path / "merged", "--merge-lora")[0] == 0
+    merged = load_policy(tmp_path / "merged")
+    assert merged.config == MICRO_LORA.without_lora()
+    expected = merge_lora(random_parameters(MICRO_LORA), MICRO_LORA)
+    for path, value in get_parameters(merged).items():
+        np.testing.assert_array_equal(value, expected[path])
+
+
+def test_checks_end_with_zero_or_one(run, checkpoint, tmp_path):
+    assert run("convert", "--check", checkpoint)[0] == 0
+    code, out, _ = run("convert", "--check", checkpoint, checkpoint)
+    assert (code, "equal" in out) == (0, True)
+    save_policy(tmp_path / "other", random_model(MICRO, seed=1), norm_stats=STATS)
+    code, out, _ = run("convert", checkpoint, "--check", tmp_path / "other")
+    assert code == 1
+    assert "state_proj/bias: 12 of 12 values" in out
+    broken = random_parameters(MICRO)
+    broken["state_proj/bias"] = broken["state_proj/bias"].at[2].set(jnp.nan)
+    save_checkpoint(tmp_path / "nan", broken, MICRO)
+    code, out, _ = run("convert", "--check", tmp_path / "nan")
+    assert code == 1
+    assert "state_proj/bias: 1 of 12 values are not finite" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["nowhere"], "does not exist"),
+        (["policy", "--chek"], "Did you mean --check?"),
+        (["--chek", "policy", "policy"], "Did you mean --check?"),
+        (["policy", "out", "--model", "pi0base"], "Did you mean 'pi0_base'"),
+        (["policy", "out", "--merge-lora"], "no LoRA weights"),
+        (["policy", "out", "--model", "tiny"], "not of this model"),
+        (["policy", "policy"], "exists already"),
+        (["policy", "policy", "--overwrite"], "the checkpoint itself"),
+        (["policy", "--dtype", "bfloat16"], "--dtype writes a checkpoint"),
+        (["policy", "out", "--rtol", "0.1"], "--rtol belongs to --check"),
+        (["policy", "out", "--json"], "--json belongs to the inspection"),
+    ],
+)
+def test_bad_input_is_explained_with_exit_code_2(run, checkpoint, tmp_path, monkeypatch, arguments, message):
+    monkeypatch.chdir(tmp_path)
+    code, _, err = run("convert", *arguments)
+    assert code == 2
+    assert message in err
+    assert "Traceback" not in err
+    assert os.listdir(tmp_path) == ["policy"]
+
+
+@pytest.mark.parametrize("arguments", [[], ["convrt"], ["convert"], ["convert", "x", "--dtype", "float8"]])
+def test_a_line_that_cannot_be_parsed_is_bad_input(run, arguments):
+    assert run(*arguments)[0] == 2
+
+
+def test_help_and_version(run):
+    assert run("--version")[1].startswith("pirl ")
+    for arguments in (["--help"], ["convert", "--help"]):
+        code, out, _ = run(*arguments)
+        assert code == 0
+        assert "checkpoint" in out
+
+
+def test_control_c_ends_quietly_and_leaves_no_output(tmp_path):
+    """Interrupted in the middle of a conversion: no traceback, no half-written checkpoint."""
+    params = {f"layer{i}/w": jnp.full((512, 512), float(i)) for i in range(60)}
+    save_checkpoint(tmp_path / "big", params, None)
+    code = "from pirl.cli.main import main; print('ready', flush=True); main()"
+    command = [sys.executable, "-c", code, "convert", str(tmp_path / "big"), str(tmp_path / "out")]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    process.stdout.readline()
+    while process.poll() is None and not any(".partial-" in name for name in os.listdir(tmp_path)):
+        time.sleep(0.001)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate()
+    # It may have finished just before the signal arrived.
+    assert process.returncode in (0, 130)
+    if process.returncode == 130:
+        assert "interrupted" in err
+        assert "Traceback" not in err
+        assert os.listdir(tmp_path) == ["big"]
