@@ -239,8 +239,10 @@ def test_flow_times_follow_the_beta_distribution():
 def test_actions_of_another_shape_are_refused():
     policy, observation = random_model(MICRO), random_observation(MICRO)
     prefix = jax.eval_shape(lambda: policy.encode(observation))
-    with pytest.raises(ObservationError, match=r"actions have shape \(2, 4, 7\).*\(batch, 4, 5\)"):
+    with pytest.raises(ObservationError, match=r"actions of shape \(2, 4, 7\).*\(4, 5\)"):
         jax.eval_shape(lambda prefix: policy.flow_loss(prefix, jnp.zeros((2, 4, 7)), jax.random.key(0)), prefix)
+    with pytest.raises(ObservationError, match=r"noise of shape \(2, 1, 9, 5\).*\(4, 5\)"):
+        jax.eval_shape(lambda prefix: policy.sample(prefix, noise=jnp.zeros((2, 1, 9, 5))), prefix)
 
 
 @pytest.mark.parametrize("name", [name for name in list_model_configs() if name.startswith("tiny")])

@@ -4,6 +4,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from golden import arrays, assert_close, needs_golden
 from pirl.models.transformer import RMSNorm, attend, attention_mask, rotary_embedding
@@ -39,6 +41,18 @@ def test_norms_equal_openpi():
     out, gate = conditioned(recorded["ada/x"], recorded["ada/cond"])
     assert_close(out, recorded["ada/out"])
     assert_close(gate, recorded["ada/gate"])
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(1, 9).flatmap(lambda n: st.lists(st.tuples(st.booleans(), st.booleans()), min_size=n, max_size=n)))
+def test_attention_masks_follow_the_rule_pair_by_pair(tokens):
+    """Query i sees key j if both are real and j opens no block after i's."""
+    valid, starts = (np.array(column) for column in zip(*tokens, strict=True))
+    mask = np.asarray(attention_mask(valid[None], starts))[0]
+    for i in range(len(tokens)):
+        for j in range(len(tokens)):
+            later_block = any(starts[i + 1 : j + 1])
+            assert mask[i, j] == (valid[i] and valid[j] and not later_block)
 
 
 def test_rotary_attention_depends_on_distance_only():

@@ -4,6 +4,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from builders import random_observation
 from golden import content, needs_golden
@@ -33,6 +35,19 @@ def test_small_arrays_vectors_and_odd_ones_are_replicated():
     assert not any(parameter_spec((2048, 2048), np.float32, 1))
     assert list(parameter_spec((2048, 2048), np.float32, 8)) == [None, "fsdp"]
     assert list(parameter_spec((2048, 2047), np.float32, 8)) == ["fsdp", None]
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.sampled_from([1, 3, 7, 8, 16, 24, 1000, 1024, 4096]), min_size=0, max_size=4), st.sampled_from([1, 2, 4, 8]))
+def test_a_spec_always_divides_and_takes_the_largest_axis(shape, devices):
+    spec = parameter_spec(tuple(shape), np.float32, devices)
+    sharded = [axis for axis, name in enumerate(spec) if name]
+    divisible = [size for size in shape if size % devices == 0]
+    if devices == 1 or len(shape) < 2 or 4 * int(np.prod(shape)) < sharding.MIN_SHARD_BYTES or not divisible:
+        assert sharded == []
+    else:
+        assert len(sharded) == 1
+        assert shape[sharded[0]] == max(divisible)
 
 
 def test_a_mesh_needs_a_divisor():

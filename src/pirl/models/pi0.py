@@ -112,7 +112,7 @@ class Pi0(nnx.Module):
         Noise and time are drawn from `rng` unless given. Steps that are not `valid` get loss 0. The error is averaged
         over all action dimensions, padding included, as OpenPI does, or over the first `real_action_dim` only.
         """
-        self._check_actions(actions)
+        self._check_chunks("actions", actions)
         if noise is None or time is None:
             if rng is None:
                 raise ValueError("flow_loss needs an rng, or both noise and time.")
@@ -143,6 +143,7 @@ class Pi0(nnx.Module):
                 raise ValueError("sample needs an rng, or the starting noise.")
             shape = (prefix.mask.shape[0], n, self.config.action_horizon, self.config.action_dim)
             noise = jax.random.normal(rng, shape)
+        self._check_chunks("noise", noise)
         step = -1.0 / num_steps
 
         def euler(state: tuple[Array, Array], _: None) -> tuple[tuple[Array, Array], None]:
@@ -210,11 +211,11 @@ class Pi0(nnx.Module):
         )
         return self.action_out_proj(out.reshape(batch, n, length, -1)[:, :, -horizon:])
 
-    def _check_actions(self, actions: Array) -> None:
+    def _check_chunks(self, name: str, chunks: Array) -> None:
         wanted = (self.config.action_horizon, self.config.action_dim)
-        if actions.ndim != 3 or actions.shape[1:] != wanted:
+        if chunks.shape[-2:] != wanted:
             raise ObservationError(
-                f"actions have shape {actions.shape}, the model takes (batch, {wanted[0]}, {wanted[1]}): "
+                f"{name} of shape {chunks.shape} do not fit the model, whose chunks end in {wanted}: "
                 "pad narrower actions with zeros, and cut chunks to action_horizon."
             )
 
