@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ import pytest
 from builders import MICRO, MICRO_LORA, random_model, random_parameters
 from pirl.cli.main import main
 from pirl.interop import NormStats, load_policy, open_checkpoint, save_checkpoint, save_policy
-from pirl.models import get_parameters, merge_lora
+from pirl.models import create_model, get_model_config, get_parameters, merge_lora
 
 STATS = {"arm": {"state": NormStats(np.zeros(5), np.ones(5)), "actions": NormStats(np.zeros(5), np.ones(5))}}
 
@@ -65,7 +66,7 @@ def test_conversion_casts_and_keeps_the_rest(run, checkpoint, tmp_path):
 def test_conversion_says_what_it_leaves_out(run, checkpoint, tmp_path):
     (checkpoint / "train_state").mkdir()
     _, out, _ = run("convert", checkpoint, tmp_path / "out")
-    assert "left out: train_state" in out
+    assert "left out, as no part of a policy: train_state" in out
     assert not (tmp_path / "out" / "train_state").exists()
 
 
@@ -77,6 +78,38 @@ def test_merging_gives_a_policy_without_lora(run, tmp_path):
     expected = merge_lora(random_parameters(MICRO_LORA), MICRO_LORA)
     for path, value in get_parameters(merged).items():
         np.testing.assert_array_equal(value, expected[path])
+
+
+def test_merging_into_float32_keeps_what_bfloat16_would_round_away(run, tmp_path):
+    """OpenPI saves frozen weights in bfloat16 and LoRA in float32."""
+    params = random_parameters(MICRO_LORA)
+    mixed = {path: value * 0.01 if "lora" in path else value.astype(jnp.bfloat16) for path, value in params.items()}
+    save_checkpoint(tmp_path / "lora", mixed, MICRO_LORA)
+    code, out, _ = run("convert", tmp_path / "lora", tmp_path / "rounded", "--merge-lora")
+    assert (code, "--dtype float32 keeps them" in out) == (0, True)
+    assert run("convert", tmp_path / "lora", tmp_path / "exact", "--merge-lora", "--dtype", "float32")[0] == 0
+    path = "PaliGemma/llm/layers/attn/q_einsum"
+    delta = MICRO_LORA.language.attention_lora.scale * mixed[f"{path}/lora_a"] @ mixed[f"{path}/lora_b"]
+    expected = mixed[f"{path}/w"].astype(jnp.float32) + delta
+    np.testing.assert_allclose(open_checkpoint(tmp_path / "exact").read()[f"{path}/w"], expected, rtol=1e-6)
+
+
+def test_a_checkpoint_that_does_not_describe_itself_is_not_described_by_a_guess(run, tmp_path):
+    """A preset fits by its parameters; horizon and prompt format may still be others."""
+    save_policy(tmp_path / "lora", create_model(get_model_config("tiny_lora"), jax.random.key(0)))
+    (tmp_path / "lora" / "pirl.json").unlink()
+    assert run("convert", tmp_path / "lora", tmp_path / "merged", "--merge-lora", "--model", "tiny_lora")[0] == 0
+    assert open_checkpoint(tmp_path / "merged").config is None
+
+
+def test_odd_names_and_closed_pipes(checkpoint, tmp_path):
+    odd = checkpoint.rename(tmp_path / "b[run]")
+    command = f"{sys.executable} -m pirl.cli.main convert '{odd}'"
+    for line in (f"{command} | grep -F '{odd}'", f"set -o pipefail; {command} | head -1"):
+        shell = subprocess.run(["bash", "-c", line], capture_output=True, text=True)
+        assert (shell.returncode, shell.stderr) == (0, "")
+    ascii_only = subprocess.run(["bash", "-c", f"PYTHONIOENCODING=ascii {command}"], capture_output=True, text=True)
+    assert (ascii_only.returncode, "2?4?16?6" in ascii_only.stdout) == (0, True)
 
 
 def test_checks_end_with_zero_or_one(run, checkpoint, tmp_path):
@@ -103,9 +136,17 @@ def test_checks_end_with_zero_or_one(run, checkpoint, tmp_path):
         (["--chek", "policy", "policy"], "Did you mean --check?"),
         (["policy", "out", "--model", "pi0base"], "Did you mean 'pi0_base'"),
         (["policy", "out", "--merge-lora"], "no LoRA weights"),
-        (["policy", "out", "--model", "tiny"], "not of this model"),
-        (["policy", "policy"], "exists already"),
+        (["policy", "out", "--model", "tiny"], "leave --model out"),
         (["policy", "policy", "--overwrite"], "the checkpoint itself"),
+        (["policy", "policy/params", "--overwrite"], "inside it"),
+        (["policy", ".", "--overwrite"], "around it"),
+        (["policy", "other"], "exists already"),
+        (["policy", "other", "--overwrite"], "is not a checkpoint, so it is not overwritten"),
+        (["policy", "other/file/deeper"], "other/file"),
+        (["other/file"], "it is a file"),
+        (["gs://bucket/pi0"], "copy it first"),
+        (["policy", "--model", "tiny"], "--model belongs to"),
+        (["policy", "policy", "--check", "--atol", "-1"], "cannot be negative"),
         (["policy", "--dtype", "bfloat16"], "--dtype writes a checkpoint"),
         (["policy", "out", "--rtol", "0.1"], "--rtol belongs to --check"),
         (["policy", "out", "--json"], "--json belongs to the inspection"),
@@ -113,11 +154,15 @@ def test_checks_end_with_zero_or_one(run, checkpoint, tmp_path):
 )
 def test_bad_input_is_explained_with_exit_code_2(run, checkpoint, tmp_path, monkeypatch, arguments, message):
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "file").write_text("precious")
     code, _, err = run("convert", *arguments)
     assert code == 2
     assert message in err
     assert "Traceback" not in err
-    assert os.listdir(tmp_path) == ["policy"]
+    assert sorted(os.listdir(tmp_path)) == ["other", "policy"]
+    assert (tmp_path / "other" / "file").read_text() == "precious"
+    load_policy(checkpoint)
 
 
 @pytest.mark.parametrize("arguments", [[], ["convrt"], ["convert"], ["convert", "x", "--dtype", "float8"]])
@@ -146,9 +191,7 @@ def test_control_c_ends_quietly_and_leaves_no_output(tmp_path):
         time.sleep(0.001)
     process.send_signal(signal.SIGINT)
     _, err = process.communicate()
-    # It may have finished just before the signal arrived.
-    assert process.returncode in (0, 130)
-    if process.returncode == 130:
-        assert "interrupted" in err
-        assert "Traceback" not in err
-        assert os.listdir(tmp_path) == ["big"]
+    assert process.returncode == 130
+    assert "interrupted" in err
+    assert "Traceback" not in err
+    assert os.listdir(tmp_path) == ["big"]

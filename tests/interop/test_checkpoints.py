@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -142,6 +143,51 @@ def test_nothing_is_overwritten_unless_told(tmp_path):
     assert os.listdir(tmp_path) == ["x"]
 
 
+def test_only_checkpoints_are_overwritten(tmp_path):
+    (tmp_path / "photos").mkdir()
+    (tmp_path / "photos" / "cat.png").touch()
+    with pytest.raises(CheckpointError, match="not overwritten"):
+        save_policy(tmp_path / "photos", random_model(MICRO), overwrite=True)
+    assert os.listdir(tmp_path / "photos") == ["cat.png"]
+
+
+def test_places_orbax_cannot_write_to_are_refused(tmp_path):
+    """It takes the path for a pattern, finds nothing, and leaves a checkpoint without an index."""
+    with pytest.raises(CheckpointError, match="choose a place without"):
+        save_policy(tmp_path / "run[1]" / "x", random_model(MICRO))
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_link_is_followed(tmp_path):
+    save_policy(tmp_path / "real", random_model(MICRO))
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    save_policy(tmp_path / "link", random_model(MICRO, seed=1), overwrite=True)
+    assert_equal_parameters(get_parameters(load_policy(tmp_path / "real")), random_parameters(MICRO, seed=1))
+    assert sorted(os.listdir(tmp_path)) == ["link", "real"]
+
+
+def test_what_a_killed_replacement_took_away_comes_back(tmp_path, monkeypatch):
+    """Died between the two renames; and a container that starts again with the same process number."""
+    save_policy(tmp_path / "x", random_model(MICRO))
+    (tmp_path / "x").rename(tmp_path / ".x.replaced")
+    (tmp_path / f".x.partial-{socket.gethostname()}-{os.getpid()}-abc").mkdir()
+    monkeypatch.setattr("pirl.interop.writing.write_norm_stats", lambda *_: (_ for _ in ()).throw(OSError("disk full")))
+    with pytest.raises(CheckpointError, match="exists already"):
+        # Even a save that is refused puts the old one back, since it is what stands there.
+        save_policy(tmp_path / "x", random_model(MICRO, seed=1))
+    with pytest.raises(OSError, match="disk full"):
+        save_policy(tmp_path / "x", random_model(MICRO, seed=1), norm_stats=STATS, overwrite=True)
+    assert os.listdir(tmp_path) == ["x"]
+    assert_equal_parameters(get_parameters(load_policy(tmp_path / "x")), random_parameters(MICRO))
+
+
+@pytest.mark.parametrize("metadata", [{"model": "pi0"}, {"score": object()}])
+def test_metadata_that_cannot_be_written_is_refused_before_anything_is(tmp_path, metadata):
+    with pytest.raises(CheckpointError, match="metadata"):
+        save_policy(tmp_path / "x", random_model(MICRO), metadata=metadata)
+    assert os.listdir(tmp_path) == []
+
+
 @pytest.mark.parametrize("asset_id", ["", "../out", "/abs"])
 def test_statistics_stay_inside_the_checkpoint(tmp_path, asset_id):
     with pytest.raises(CheckpointError, match="asset id"):
@@ -259,6 +305,29 @@ def test_a_damaged_file_is_an_error_or_does_not_matter(tmp_path, style):
                 assert_equal_parameters(loaded, expected)
             shutil.rmtree(bad)
     assert complaints >= 6
+
+
+def test_zeros_that_an_older_writer_left_out_are_zeros(tmp_path):
+    """Checkpoints whose metadata does not promise that all-zero chunks are stored."""
+    params = {"a/zero": jnp.zeros((4, 3)), "a/one": jnp.ones((4, 3))}
+    with ocp.Checkpointer(ocp.PyTreeCheckpointHandler(use_ocdbt=False)) as checkpointer:
+        checkpointer.save(tmp_path / "old" / "params", args=ocp.args.PyTreeSave({"params": nest(params)}))
+    assert_equal_parameters(open_checkpoint(tmp_path / "old").read(), params)
+    (tmp_path / "old" / "params" / "params.a.zero" / "0.0").unlink()
+    with pytest.raises(CheckpointError, match="a/zero"):
+        open_checkpoint(tmp_path / "old").read()
+    metadata = tmp_path / "old" / "params" / "_METADATA"
+    promised = json.loads(metadata.read_text())
+    del promised["store_array_data_equal_to_fill_value"]
+    metadata.write_text(json.dumps(promised))
+    assert_equal_parameters(open_checkpoint(tmp_path / "old").read(), params)
+
+
+@needs_golden
+@pytest.mark.parametrize("name", ["pi0_tiny", "pi0_tiny_lora"])
+def test_optimiser_state_is_not_taken_for_a_policy(name):
+    with pytest.raises(CheckpointError, match="not the parameters of a policy alone"):
+        open_checkpoint(ROOT / "models" / name / "checkpoint" / "2" / "train_state")
 
 
 def test_wrong_places_are_explained(tmp_path):

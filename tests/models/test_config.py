@@ -8,7 +8,7 @@ import pytest
 from builders import MICRO
 from golden import content, needs_golden
 from pirl.errors import ConfigError
-from pirl.models import Pi0Config, expected_parameters, get_model_config, list_model_configs
+from pirl.models import LoraConfig, Pi0Config, expected_parameters, get_model_config, list_model_configs
 
 SPECS = ["pi0_base", "pi05_base", "pi0_lora", "pi05_lora", "pi0_lora_paligemma_only", "pi0_lora_action_expert_only"]
 
@@ -64,12 +64,19 @@ def test_an_unknown_preset_is_answered_with_the_nearest():
     [
         ({"action_expert": dataclasses.replace(MICRO.action_expert, depth=3)}, "depth"),
         ({"discrete_state_input": True}, "pi05"),
+        ({"action_horizon": 0}, "action_horizon = 0 must be positive"),
+        ({"language": MICRO.language.with_lora(LoraConfig(rank=0))}, "rank = 0 must be positive"),
+        ({"action_expert": dataclasses.replace(MICRO.action_expert, num_kv_heads=0)}, "num_kv_heads = 0"),
+        ({"image_resolution": (0, 4)}, "image_resolution"),
+        ({"max_token_len": -1}, "max_token_len"),
+        ({"dtype": "float8"}, "float8.*bfloat16"),
         ({"pi05": True, "cameras": (), "max_token_len": 0}, "blind"),
         ({"image_resolution": (2, 8)}, "below a patch"),
         ({"cameras": ("a", "a")}, "twice"),
         ({"vision": dataclasses.replace(MICRO.vision, num_heads=3)}, "multiple"),
     ],
 )
+@pytest.mark.usefixtures("unchecked_signatures")
 def test_contradictions_are_refused(changes, message):
     with pytest.raises(ConfigError, match=message):
         dataclasses.replace(MICRO, **changes)

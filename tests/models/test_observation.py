@@ -51,7 +51,7 @@ BAD_OBSERVATIONS = {
     "wide state": (random_observation_dict(MICRO) | {"state": np.zeros((2, 9))}, r"\(2, 9\).*\(batch, 5\)"),
     "long prompt": (
         random_observation_dict(MICRO)
-        | {"tokenized_prompt": np.zeros((2, 7)), "tokenized_prompt_mask": np.ones((2, 7), bool)},
+        | {"tokenized_prompt": np.zeros((2, 7), int), "tokenized_prompt_mask": np.ones((2, 7), bool)},
         "7 tokens.*max_token_len = 6",
     ),
     "prompt without mask": (random_observation_dict(MICRO) | {"tokenized_prompt_mask": None}, "come together"),
@@ -59,6 +59,14 @@ BAD_OBSERVATIONS = {
         random_observation_dict(MICRO) | {"tokenized_prompt": np.full((2, 6), 900)},
         "token 900.*vocabulary of 40",
     ),
+    "wrapped token": (
+        random_observation_dict(MICRO) | {"tokenized_prompt": np.full((2, 6), 2**32 + 5)},
+        "token 4294967301",
+    ),
+    "float tokens": (random_observation_dict(MICRO) | {"tokenized_prompt": np.full((2, 6), 5.9)}, "expected integers"),
+    "empty image": (with_image(image=lambda x: x[:, :0]), f"{CAMERA}.*height, width"),
+    "images as array": (random_observation_dict(MICRO) | {"image": np.zeros(3)}, "image should map camera names"),
+    "state as text": (random_observation_dict(MICRO) | {"state": "hello"}, "state is not an array of numbers"),
     "unknown key": (random_observation_dict(MICRO) | {"proprio": 1}, "proprio"),
     "no state": ({"image": {}}, "state"),
 }

@@ -6,7 +6,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import jaxtyping
 import numpy as np
 import pytest
 
@@ -141,15 +140,7 @@ def test_sampling_n_chunks_equals_n_separate_samples(variant):
         np.testing.assert_allclose(together[:, i], sample(policy, noise[:, i : i + 1])[:, 0], rtol=1e-5, atol=2e-6)
 
 
-@pytest.fixture
-def abstract_values_allowed():
-    """Signatures are checked against arrays throughout the suite; here stand-ins for arrays travel in their place."""
-    jaxtyping.config.update("jaxtyping_disable", True)
-    yield
-    jaxtyping.config.update("jaxtyping_disable", False)
-
-
-@pytest.mark.usefixtures("abstract_values_allowed")
+@pytest.mark.usefixtures("unchecked_signatures")
 def test_the_prefix_is_never_tiled():
     """No array in the compiled sampler has the size of n copies of the cache, and the prefix is not run n times."""
     config = dataclasses.replace(MICRO, image_resolution=(40, 40))
@@ -235,7 +226,7 @@ def test_flow_times_follow_the_beta_distribution():
     np.testing.assert_allclose(np.quantile(time, quantiles), 0.001 + 0.999 * quantiles ** (2 / 3), atol=0.012)
 
 
-@pytest.mark.usefixtures("abstract_values_allowed")
+@pytest.mark.usefixtures("unchecked_signatures")
 def test_actions_of_another_shape_are_refused():
     policy, observation = random_model(MICRO), random_observation(MICRO)
     prefix = jax.eval_shape(lambda: policy.encode(observation))

@@ -47,14 +47,23 @@ def test_the_packaged_vocabulary_does_not_change(prompt):
     assert Tokenizer.for_model(TINY).vocab_size == TINY.vocab_size
 
 
+@pytest.mark.usefixtures("unchecked_signatures")
 def test_the_state_is_spelled_in_the_prompt():
     config = get_model_config("tiny_pi05")
     tokenizer = Tokenizer.for_model(config)
     tokens, mask = tokenizer("fold the towel", np.array([-1.0, 0.0, 2.0]))
     expected = tokenizer._encode("Task: fold the towel, State: 0 128 255;\nAction: ", bos=True)
     assert tokens[mask].tolist() == expected
-    with pytest.raises(ObservationError, match="not finite"):
-        tokenizer("fold the towel", np.array([np.nan]))
+    for bad in (np.array([np.nan]), np.zeros((1, 3))):
+        with pytest.raises(ObservationError, match="one finite vector"):
+            tokenizer("fold the towel", bad)
+
+
+def test_the_prompt_format_is_that_of_the_model():
+    with pytest.raises(ObservationError, match="needs the state"):
+        Tokenizer.for_model(get_model_config("tiny_pi05"))("fold the towel")
+    with pytest.raises(ObservationError, match="takes no state"):
+        Tokenizer.for_model(TINY)("fold the towel", np.zeros(3))
 
 
 def test_a_prompt_that_is_too_long_is_refused_by_name(caplog):
@@ -62,10 +71,7 @@ def test_a_prompt_that_is_too_long_is_refused_by_name(caplog):
     with pytest.raises(ObservationError, match=r"'put the red.*takes 38 tokens.*max_token_len = 16"):
         Tokenizer.for_model(TINY)(long)
     data = Tokenizer.for_model(dataclasses.replace(TINY, max_token_len=64))(long)[0]
-    from importlib import resources
-
-    model = resources.files("pirl.models").joinpath("assets/tiny_tokenizer.model").read_bytes()
-    tokens, mask = Tokenizer(model, 16, overflow="truncate")(long)
+    tokens, mask = Tokenizer.for_model(TINY, overflow="truncate")(long)
     assert mask.all()
     assert tokens.tolist() == data[:16].tolist()
     assert "truncated" in caplog.text

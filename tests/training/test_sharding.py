@@ -38,7 +38,7 @@ def test_small_arrays_vectors_and_odd_ones_are_replicated():
 
 
 @settings(max_examples=200, deadline=None)
-@given(st.lists(st.sampled_from([1, 3, 7, 8, 16, 24, 1000, 1024, 4096]), min_size=0, max_size=4), st.sampled_from([1, 2, 4, 8]))
+@given(st.lists(st.sampled_from([1, 3, 7, 8, 24, 1000, 1024, 4096]), max_size=4), st.sampled_from([1, 2, 4, 8]))
 def test_a_spec_always_divides_and_takes_the_largest_axis(shape, devices):
     spec = parameter_spec(tuple(shape), np.float32, devices)
     sharded = [axis for axis, name in enumerate(spec) if name]
@@ -66,6 +66,10 @@ def test_a_checkpoint_is_loaded_onto_the_mesh_and_computes_the_same(tmp_path, mo
     embedding = get_parameters(sharded)["PaliGemma/llm/embedder/input_embedding"]
     assert embedding.sharding.spec == jax.sharding.PartitionSpec("fsdp", None)
     assert {shard.data.shape for shard in embedding.addressable_shards} == {(256, 128)}
+    # The rule looks at the size in memory, not at that in the file: half of it is below the threshold here.
+    monkeypatch.setattr(sharding, "MIN_SHARD_BYTES", embedding.nbytes)
+    halved = load_policy(tmp_path / "policy", sharding=ParameterSharding(mesh), param_dtype="bfloat16")
+    assert not any(get_parameters(halved)["PaliGemma/llm/embedder/input_embedding"].sharding.spec)
     observation = random_observation(config)
     sample = jax.jit(lambda model: model.sample(model.encode(observation), jax.random.key(1), num_steps=2))
     np.testing.assert_allclose(sample(sharded), sample(policy), rtol=1e-5, atol=1e-5)

@@ -12,6 +12,7 @@ from pirl.errors import UserError
 # JAX and Orbax take seconds to import; `--help` and a typo should not wait for them.
 if TYPE_CHECKING:
     from pirl.interop import Checkpoint
+    from pirl.models import Pi0Config
 
 
 @dataclass(frozen=True)
@@ -27,7 +28,7 @@ class Convert:
     output: tyro.conf.Positional[Path | None] = None
     """Where to write the converted checkpoint; with --check, the checkpoint to compare with."""
     check: bool = False
-    """Verify one checkpoint (readable, finite, fits its model, has statistics) or compare two."""
+    """Verify one checkpoint (readable, finite, fits its model; says if statistics are missing) or compare two."""
     model: str | None = None
     """Model preset, where the checkpoint does not name its model itself; needed to merge or to check the fit."""
     merge_lora: bool = False
@@ -67,6 +68,10 @@ class Convert:
             self._reject(writing, "writes a checkpoint: give an output directory, and no --check")
         if not (self.check and self.output is not None):
             self._reject(comparing, "belongs to --check with two checkpoints")
+        if self.check == (self.output is not None):
+            self._reject({"--model": self.model}, "belongs to --check of one checkpoint, or to writing one")
+        if min(self.rtol, self.atol) < 0:
+            raise UserError("--rtol and --atol cannot be negative.")
         if self.check or self.output is not None:
             self._reject({"--json": self.json}, "belongs to the inspection of one checkpoint")
 
@@ -85,14 +90,12 @@ class Convert:
         if self.json:
             print(json.dumps(summary, indent=2))
             return 0
-        console = Console(width=None if Console().is_terminal else 160, highlight=False)
+        console = Console(width=None if Console().is_terminal else 160, highlight=False, markup=False, emoji=False)
         table = Table("parameter", "shape", "dtype", "count", box=None, pad_edge=False)
         for column in table.columns[1:]:
             column.justify = "right"
         for path, leaf in checkpoint.leaves.items():
             table.add_row(path, "×".join(map(str, leaf.shape)), str(leaf.dtype), f"{leaf.size:,}")
-        console.print(table)
-        console.print()
         facts = Table(show_header=False, box=None, pad_edge=False)
         facts.add_row("checkpoint", summary["directory"])
         facts.add_row("key style", summary["style"])
@@ -112,47 +115,71 @@ class Convert:
         if not summary["norm_stats"]:
             facts.add_row("statistics", "none")
         facts.add_row("items", ", ".join(summary["items"]))
-        console.print(facts)
+        # Printed by print: a reader that stops reading (head) is then handled in one place for all commands.
+        with console.capture() as text:
+            console.print(table, "", facts, sep="\n")
+        print(text.get(), end="")
         return 0
 
     # --- convert -------------------------------------------------------------------------------------------------
 
     def _convert(self, checkpoint: "Checkpoint", output: Path) -> int:
-        from pirl.interop import check_fit, resolve_config, save_checkpoint
-        from pirl.models import expected_parameters, merge_lora
+        from pirl.interop import save_checkpoint
+        from pirl.models import merge_lora
 
-        if output.expanduser().exists() and not self.overwrite:
-            raise UserError(f"{output} exists already: choose another place, or add --overwrite.")
-        if output.expanduser().resolve() == checkpoint.directory.resolve():
-            raise UserError("the output is the checkpoint itself: choose another place.")
-        # Without a name the parameters can still be re-written as they are; merging needs to know the LoRA scale.
-        config = checkpoint.config
-        if self.model is not None or self.merge_lora:
-            config = resolve_config(checkpoint, self.model)
-        if config is not None:
-            check_fit(checkpoint, expected_parameters(config))
-        statistics = checkpoint.norm_stats()
-        dtypes = {} if self.dtype is None else dict.fromkeys(checkpoint.leaves, self.dtype)
+        self._check_output(checkpoint.directory.resolve(), output.expanduser().resolve())
+        config = self._config(checkpoint, required=self.merge_lora)
+        if self.merge_lora and not any("lora" in path for path in checkpoint.leaves):
+            raise UserError(f"{checkpoint.directory} has no LoRA weights to merge.")
+        left_out = _left_out(checkpoint)
+        # Only what the checkpoint said itself is passed on: a preset named on the command line fits its parameters, but
+        # may have another horizon or prompt format.
+        described = checkpoint.config
         if self.merge_lora:
             assert config is not None
-            if not any("lora" in path for path in checkpoint.leaves):
-                raise UserError(f"{checkpoint.directory} has no LoRA weights to merge.")
-            # Merge at the saved precision, and round once afterwards.
-            params = merge_lora(checkpoint.read(), config)
-            params = {path: value.astype(self.dtype or value.dtype) for path, value in params.items()}
-            config = config.without_lora()
+            params = merge_lora(checkpoint.read(), config, self.dtype)
+            described = None if described is None else described.without_lora()
         else:
-            params = checkpoint.read(dtypes=dtypes)
+            params = checkpoint.read(dtypes={} if self.dtype is None else dict.fromkeys(checkpoint.leaves, self.dtype))
         rewritten = ("pirl", "model", "parameters", "versions")
         carried = {key: value for key, value in checkpoint.description.items() if key not in rewritten}
         save_checkpoint(
-            output, params, config, norm_stats=statistics, metadata=carried, style=self.style, overwrite=self.overwrite
+            output,
+            params,
+            described,
+            norm_stats=checkpoint.norm_stats(),
+            metadata=carried,
+            style=self.style,
+            overwrite=self.overwrite,
         )
         print(f"wrote {output}: {sum(value.size for value in params.values()):,} parameters in {len(params)} arrays")
-        left_out = [item for item in _items(checkpoint) if item == "train_state"]
         if left_out:
-            print("left out: train_state (optimiser state is not part of a policy)")
+            print(f"left out, as no part of a policy: {', '.join(left_out)}")
+        if self.merge_lora and any(str(value.dtype) == "bfloat16" for value in params.values()):
+            print("some merged weights are bfloat16, which rounds small updates away: --dtype float32 keeps them")
         return 0
+
+    def _check_output(self, source: Path, target: Path) -> None:
+        if target == source or target in source.parents or source in target.parents:
+            raise UserError(f"the output {target} is the checkpoint itself, around it or inside it: choose another.")
+        if target.exists() and not self.overwrite:
+            raise UserError(f"{target} exists already: choose another place, or add --overwrite.")
+
+    def _config(self, checkpoint: "Checkpoint", *, required: bool) -> "Pi0Config | None":
+        """The model, as the checkpoint or the command line says; the parameters have to fit it."""
+        from pirl.interop import check_fit, resolve_config
+        from pirl.models import expected_parameters, get_model_config
+
+        named = None if self.model is None else get_model_config(self.model)
+        if named is not None and checkpoint.config is not None and named != checkpoint.config:
+            raise UserError(
+                f"the checkpoint describes its model in pirl.json, and that is not the preset {self.model!r}: "
+                "leave --model out."
+            )
+        config = named or (resolve_config(checkpoint) if required else checkpoint.config)
+        if config is not None:
+            check_fit(checkpoint, expected_parameters(config))
+        return config
 
     # --- check ---------------------------------------------------------------------------------------------------
 
@@ -168,11 +195,9 @@ class Convert:
         return 1 if differences else 0
 
     def _verify(self, checkpoint: "Checkpoint") -> int:
-        from pirl.interop import check_fit, check_values, resolve_config
-        from pirl.models import expected_parameters
+        from pirl.interop import check_values
 
-        config = resolve_config(checkpoint, self.model)
-        check_fit(checkpoint, expected_parameters(config))
+        self._config(checkpoint, required=True)
         statistics = checkpoint.norm_stats()
         problems = check_values(checkpoint)
         for problem in problems:
@@ -181,6 +206,13 @@ class Convert:
             print("assets: no norm_stats.json; a robot needs one to normalise its state and actions")
         print(f"{checkpoint.directory}: {'not sound' if problems else 'sound'}, {len(checkpoint.leaves)} arrays")
         return 1 if problems else 0
+
+
+def _left_out(checkpoint: "Checkpoint") -> list[str]:
+    """What lies in a checkpoint beside parameters and statistics, and is not written again."""
+    assets = [file for file in (checkpoint.directory / "assets").rglob("*") if file.is_file()]
+    others = [file.relative_to(checkpoint.directory).as_posix() for file in assets if file.name != "norm_stats.json"]
+    return [item for item in _items(checkpoint) if item not in ("params", "assets")] + sorted(others)
 
 
 def _items(checkpoint: "Checkpoint") -> list[str]:

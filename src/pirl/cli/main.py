@@ -2,6 +2,7 @@
 
 import dataclasses
 import difflib
+import io
 import logging
 import os
 import sys
@@ -24,19 +25,27 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     if arguments == ["--version"]:
         print(f"pirl {pirl.__version__}")
         sys.exit(0)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal that knows no × should still get the rest
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s")
     try:
-        sys.exit(_parse(arguments).run())
+        code = _parse(arguments).run()
+        sys.stdout.flush()
+        sys.exit(code)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        sys.exit(130)
     except BrokenPipeError:
         # The reader (head, less) has had enough; keep the interpreter from complaining about it at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(0)
+    except OSError as error:
+        print(f"error: {error.filename or 'system'}: {error.strerror or error}", file=sys.stderr)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        sys.exit(130)
 
 
 def _parse(arguments: Sequence[str]) -> Any:

@@ -9,6 +9,7 @@ import contextlib
 import json
 import logging
 import os
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,11 +46,14 @@ class Checkpoint:
     # What the arrays are called in the store, and its format.
     names: dict[str, str]
     zarr3: bool
+    # Older writers leave out chunks that are all zero; newer ones write every chunk, so an absent one is damage.
+    zeros_are_stored: bool
 
     @property
     def config(self) -> Pi0Config | None:
         """The model the checkpoint says it is of."""
-        return Pi0Config.from_dict(self.description["model"]) if "model" in self.description else None
+        model = self.description.get("model")
+        return None if model is None else Pi0Config.from_dict(model)
 
     def fitting_presets(self) -> list[str]:
         """The presets whose parameters have exactly these keys and shapes."""
@@ -79,31 +83,33 @@ class Checkpoint:
         # One at a time, so that the host never holds a second copy of the whole; the largest first, because what a leaf
         # takes in passing is then added to the little that is loaded already.
         ordered = sorted(self.leaves if paths is None else paths, key=lambda path: -self.leaves[path].size)
-        return {
-            path: self._read_leaf(
-                path,
-                (dtypes or {}).get(path, self.leaves[path].dtype),
-                device if sharding is None else sharding(path, self.leaves[path]),
-            )
-            for path in ordered
-        }
+        arrays = {}
+        for path in ordered:
+            dtype = jnp.dtype((dtypes or {}).get(path, self.leaves[path].dtype))
+            leaf = jax.ShapeDtypeStruct(self.leaves[path].shape, dtype)
+            arrays[path] = self._read_leaf(path, leaf, device if sharding is None else sharding(path, leaf))
+        return arrays
 
-    def _read_leaf(self, path: str, dtype: Any, sharding: jax.sharding.Sharding) -> jax.Array:
+    def _read_leaf(self, path: str, leaf: jax.ShapeDtypeStruct, sharding: jax.sharding.Sharding) -> jax.Array:
         """Read with TensorStore itself: Orbax, on a damaged file, fails in the background and without the leaf's name."""
         with _named_damage(self.params_directory, path):
             spec = {
                 "driver": "zarr3" if self.zarr3 else "zarr",
                 "kvstore": _store_spec(self.params_directory, self.names[path]),
-                "fill_missing_data_reads": False,
+                "fill_missing_data_reads": not self.zeros_are_stored,
             }
-            store = tensorstore.open(spec, open=True, read=True).result()
-            store = tensorstore.cast(store, jnp.dtype(dtype))
-            shape = self.leaves[path].shape
-            return jax.make_array_from_callback(shape, sharding, lambda index: store[index].read().result())
+            # Devices that want parts of the same chunk share one decoding of it.
+            cache = leaf.size * self.leaves[path].dtype.itemsize if len(sharding.device_set) > 1 else 0
+            context = tensorstore.Context({"cache_pool": {"total_bytes_limit": cache}})
+            store = tensorstore.open(spec, open=True, read=True, context=context).result()
+            store = tensorstore.cast(store, leaf.dtype)
+            return jax.make_array_from_callback(leaf.shape, sharding, lambda index: store[index].read().result())
 
 
 def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
     """Open a checkpoint directory, or the `params` directory inside one."""
+    if re.match(r"\w{2,}:/", str(path)):
+        raise CheckpointError(f"{path} is not on this machine: copy it first (gsutil -m cp -r …), then name the copy.")
     directory = Path(path).expanduser().absolute()
     if not directory.is_dir():
         what = "it is a file" if directory.exists() else "the directory does not exist"
@@ -117,9 +123,14 @@ def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
         )
     _check_store(params_directory)
     with _named_damage(params_directory, "its metadata"), quiet_orbax(), ocp.PyTreeCheckpointer() as checkpointer:
-        zarr3 = bool(json.loads((params_directory / "_METADATA").read_text()).get("use_zarr3"))
-        tree = checkpointer.metadata(params_directory).item_metadata.tree["params"]
-    leaves = jax.tree_util.tree_leaves_with_path(tree)
+        store = json.loads((params_directory / "_METADATA").read_text())
+        tree = checkpointer.metadata(params_directory).item_metadata.tree
+    leaves = jax.tree_util.tree_leaves_with_path(tree.get("params"))
+    if set(tree) != {"params"} or not leaves:
+        raise CheckpointError(
+            f"{params_directory} holds {', '.join(map(str, tree)) or 'nothing'}, not the parameters of a policy alone: "
+            "name the checkpoint directory that has params/ in it."
+        )
     style: Style = "trained" if all(_key(path[-1]) == "value" for path, _ in leaves) else "released"
     named = {"/".join(map(_key, path[:-1] if style == "trained" else path)): leaf for path, leaf in leaves}
     return Checkpoint(
@@ -129,7 +140,8 @@ def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
         leaves={path: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for path, leaf in named.items()},
         description=_read_description(directory),
         names={path: leaf.name for path, leaf in named.items()},
-        zarr3=zarr3,
+        zarr3=bool(store.get("use_zarr3")),
+        zeros_are_stored=bool(store.get("store_array_data_equal_to_fill_value")),
     )
 
 
@@ -159,7 +171,8 @@ def load_policy(
         assert fresh_lora is not None
         key = jax.random.fold_in(fresh_lora, index)
         value = init_lora(key, leaf.shape, dtypes.get(name, leaf.dtype))
-        arrays[name] = value if sharding is None else jax.device_put(value, sharding(name, leaf))
+        place = None if sharding is None else sharding(name, jax.ShapeDtypeStruct(value.shape, value.dtype))
+        arrays[name] = jax.device_put(value, place)
     return set_parameters(abstract_model(config), arrays)
 
 

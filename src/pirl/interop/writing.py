@@ -5,6 +5,7 @@ import json
 import os
 import shutil
 import socket
+import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from importlib import metadata as package_metadata
@@ -57,30 +58,55 @@ def save_checkpoint(
     overwrite: bool = False,
 ) -> Path:
     """Write parameters, statistics (by asset id) and a description. The directory appears complete or not at all."""
-    directory = Path(path).expanduser().absolute()
-    if directory.exists() and not overwrite:
-        raise CheckpointError(f"{directory} exists already: choose another place, or say overwrite.")
+    if jax.process_count() > 1:
+        raise CheckpointError("checkpoints are written by single-process runs; this run has several processes.")
+    directory = Path(path).expanduser().resolve()
+    _check_target(directory, overwrite)
     for asset_id in norm_stats or {}:
         if not asset_id or Path(asset_id).is_absolute() or ".." in Path(asset_id).parts:
             raise CheckpointError(f"{asset_id!r} is no asset id: it has to name a directory inside assets/.")
     suffix = "/value" if style == "trained" else ""
     started = time.time_ns()
+    description = _describe(params, config, metadata or {})
     with _appears_whole(directory) as partial:
         with quiet_orbax(), ocp.PyTreeCheckpointer() as checkpointer:
             tree = {"params": nest({name + suffix: value for name, value in params.items()})}
             checkpointer.save(partial / "params", args=ocp.args.PyTreeSave(tree))
         for asset_id, stats in (norm_stats or {}).items():
             write_norm_stats(partial / "assets" / asset_id / FILE_NAME, stats)
-        description = {
-            "pirl": pirl.__version__,
-            **({} if config is None else {"model": config.to_dict()}),
-            "parameters": sum(value.size for value in params.values()),
-            "versions": {name: package_metadata.version(name) for name in ("jax", "flax", "orbax-checkpoint")},
-            **(metadata or {}),
-        }
-        (partial / DESCRIPTION_FILE).write_text(json.dumps(description, indent=2))
+        (partial / DESCRIPTION_FILE).write_text(description)
         (partial / "_CHECKPOINT_METADATA").write_text(json.dumps(_step_metadata(started, bool(norm_stats))))
     return directory
+
+
+def _check_target(directory: Path, overwrite: bool) -> None:
+    if set("[]*?") & set(str(directory)):
+        raise CheckpointError(
+            f"Orbax cannot write below {directory}: choose a place without [, ], * and ? in its name."
+        )
+    _clear_remains(directory)
+    if not directory.exists():
+        return
+    if not overwrite:
+        raise CheckpointError(f"{directory} exists already: choose another place, or say overwrite.")
+    if not (directory / "params" / "_METADATA").is_file():
+        raise CheckpointError(f"{directory} is not a checkpoint, so it is not overwritten: choose another place.")
+
+
+def _describe(params: Mapping[str, jax.Array], config: Pi0Config | None, metadata: Mapping[str, Any]) -> str:
+    """The text of pirl.json, made before anything is written so that it cannot fail afterwards."""
+    description = {
+        "pirl": pirl.__version__,
+        "model": None if config is None else config.to_dict(),
+        "parameters": sum(value.size for value in params.values()),
+        "versions": {name: package_metadata.version(name) for name in ("jax", "flax", "orbax-checkpoint")},
+    }
+    if taken := sorted(set(description) & set(metadata)):
+        raise CheckpointError(f"the metadata keys {taken} are pirl's own: choose other names.")
+    try:
+        return json.dumps({**description, **metadata}, indent=2)
+    except TypeError as error:
+        raise CheckpointError(f"the metadata cannot be written as JSON: {error}.") from error
 
 
 def _step_metadata(started: int, has_assets: bool) -> dict[str, Any]:
@@ -102,27 +128,44 @@ def _step_metadata(started: int, has_assets: bool) -> dict[str, Any]:
 def _appears_whole(directory: Path) -> Iterator[Path]:
     """A hidden directory to write into, which takes the place of `directory` at the end, in one rename.
 
-    A process that dies on the way leaves only the hidden one behind; the next save to the same place clears it away.
+    A process that dies on the way leaves only hidden directories behind (with what was there before, should it die
+    between taking that away and putting the new one in place); the next save to the same place sees to them.
     """
     directory.parent.mkdir(parents=True, exist_ok=True)
-    marker = f".{directory.name}.partial-{socket.gethostname()}-"
-    for leftover in directory.parent.glob(f"{marker}*"):
-        if not _is_running(leftover.name.removeprefix(marker)):
-            shutil.rmtree(leftover, ignore_errors=True)
-    partial = directory.parent / f"{marker}{os.getpid()}"
-    partial.mkdir()
+    owner = f"{socket.gethostname()}-{os.getpid()}-"
+    partial = Path(tempfile.mkdtemp(prefix=f".{directory.name}.partial-{owner}", dir=directory.parent))
+    partial.chmod(0o777 & ~_umask())
+    replaced = directory.parent / f".{directory.name}.replaced"
     try:
         yield partial
         if directory.exists():
-            # A kill between the two renames leaves the old checkpoint, whole, under its other name.
-            old = directory.parent / f".{directory.name}.replaced-{os.getpid()}"
-            directory.rename(old)
-            partial.rename(directory)
-            shutil.rmtree(old)
-        else:
-            partial.rename(directory)
+            directory.rename(replaced)
+        partial.rename(directory)
+        shutil.rmtree(replaced, ignore_errors=True)
     finally:
+        if replaced.exists() and not directory.exists():
+            replaced.rename(directory)
         shutil.rmtree(partial, ignore_errors=True)
+
+
+def _clear_remains(directory: Path) -> None:
+    """What a killed save to this place left behind: put the old checkpoint back, remove what never got complete."""
+    replaced = directory.parent / f".{directory.name}.replaced"
+    if replaced.exists() and not directory.exists():
+        replaced.rename(directory)
+    shutil.rmtree(replaced, ignore_errors=True)
+    marker = f".{directory.name}.partial-{socket.gethostname()}-"
+    for leftover in directory.parent.glob(f"{marker}*"):
+        pid = leftover.name.removeprefix(marker).split("-")[0]
+        # A container restarts with the same process number, so our own says nothing.
+        if pid == str(os.getpid()) or not _is_running(pid):
+            shutil.rmtree(leftover, ignore_errors=True)
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
 
 
 def _is_running(pid: str) -> bool:

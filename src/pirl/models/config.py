@@ -4,7 +4,7 @@ import dataclasses
 import difflib
 import re
 from dataclasses import dataclass
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, get_args
 
 from pirl.errors import ConfigError
 
@@ -91,6 +91,17 @@ class Pi0Config:
 
     def __post_init__(self) -> None:
         first, second = self.language, self.action_expert
+        loras = (first.attention_lora, first.mlp_lora, second.attention_lora, second.mlp_lora)
+        parts: list[Any] = [self.vision, first, second, *filter(None, loras)]
+        for part in parts:
+            _check_positive(type(part).__name__, dataclasses.asdict(part))
+        sizes = ("vocab_size", "action_dim", "action_horizon", "image_resolution")
+        _check_positive("Pi0Config", {name: getattr(self, name) for name in sizes})
+        if self.max_token_len < 0:
+            raise ConfigError(f"max_token_len = {self.max_token_len} is negative; 0 means no prompt.")
+        for field, known in (("dtype", DType), ("param_dtype", DType), ("tokenizer", Literal["paligemma", "tiny"])):
+            if getattr(self, field) not in get_args(known):
+                raise ConfigError(f"{field} = {getattr(self, field)!r} is none of {', '.join(get_args(known))}.")
         for field in ("depth", "num_heads", "num_kv_heads", "head_dim"):
             if getattr(first, field) != getattr(second, field):
                 raise ConfigError(
@@ -165,6 +176,13 @@ class Pi0Config:
         if "vision" in fields:
             fields["vision"] = _build(VisionConfig, fields["vision"], "vision")
         return _build(cls, fields, "model")
+
+
+def _check_positive(where: str, fields: dict[str, Any]) -> None:
+    for name, value in fields.items():
+        values = value if isinstance(value, tuple) else (value,)
+        if any(isinstance(number, int | float) and not isinstance(number, bool) and number <= 0 for number in values):
+            raise ConfigError(f"{where}.{name} = {value} must be positive.")
 
 
 def _fields_of(kind: type, data: Any, where: str) -> dict[str, Any]:

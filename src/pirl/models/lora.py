@@ -4,12 +4,14 @@ OpenPI's parametrisation has two quirks that are kept, because checkpoints depen
 its second factor over the heads, and the feed-forward update is not scaled by alpha / rank.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax.nn import initializers
+from jax.typing import DTypeLike
 from jaxtyping import Float
 
 from pirl.errors import CheckpointError
@@ -95,31 +97,47 @@ class FeedForward(nnx.Module):
         return dot(hidden, self.linear[...], down)
 
 
-def merge_lora(params: dict[str, Array], config: Pi0Config) -> dict[str, Array]:
+def merge_lora(params: Mapping[str, Array], config: Pi0Config, dtype: DTypeLike | None = None) -> dict[str, Array]:
     """Fold every low-rank update of a flat '/'-keyed parameter dict into its weight; the result has no LoRA keys.
 
-    The products are taken in float32 and rounded once to the dtype of the weight.
+    The sums are taken in float32 and rounded once: to `dtype`, or to that of the weight. An update can be smaller than
+    what bfloat16 resolves, so bfloat16 weights are best merged into float32.
     """
     merged = {path: value for path, value in params.items() if "lora" not in path}
-    remaining = set(params) - set(merged)
+    factors = {path: value for path, value in params.items() if "lora" in path}
+    del params  # the caller may have let go of it too: then each weight is freed as its merged one is made
     for path in sorted(merged):
         # Attention weights are called `w` beside `lora_a`; feed-forward weights carry the suffix on their own name.
-        stem = path.removesuffix("/w") + "/lora" if path.endswith("/w") else path + "_lora"
-        if f"{stem}_a" not in params or f"{stem}_b" not in params:
+        is_attention = path.endswith("/w")
+        stem = path.removesuffix("/w") + "/lora" if is_attention else path + "_lora"
+        target = merged[path].dtype if dtype is None else jnp.dtype(dtype)
+        if f"{stem}_a" not in factors or f"{stem}_b" not in factors:
+            merged[path] = merged[path].astype(target)
             continue
-        remaining -= {f"{stem}_a", f"{stem}_b"}
         expert = config.action_expert if "_1/" in path else config.language
-        a, b = (params[f"{stem}_{side}"].astype(jnp.float32) for side in "ab")
         scale = 1.0
-        if path.endswith("/w"):
+        if is_attention:
             if expert.attention_lora is None:
                 raise CheckpointError(f"{stem}_a is a LoRA weight, but the given model has no attention LoRA there.")
             scale = expert.attention_lora.scale
-        if "/attn_vec_einsum" in path:
-            # [layer, head, rank, width]: the heads share the sum of their second factors.
-            b = b.sum(axis=-3, keepdims=True)
-        weight = merged[path]
-        merged[path] = (weight.astype(jnp.float32) + scale * (a @ b)).astype(weight.dtype)
-    if remaining:
-        raise CheckpointError(f"these LoRA weights have no weight to be merged into: {', '.join(sorted(remaining))}.")
+        a, b = factors.pop(f"{stem}_a"), factors.pop(f"{stem}_b")
+        shared_heads = "/attn_vec_einsum" in path
+        merged[path] = _merge_layers(merged[path], a, b, scale, target, shared_heads)
+    if factors:
+        raise CheckpointError(f"these LoRA weights have no weight to be merged into: {', '.join(sorted(factors))}.")
     return merged
+
+
+@partial(jax.jit, static_argnames=("dtype", "shared_heads"))
+def _merge_layers(
+    weight: Array, a: Array, b: Array, scale: float | Array, dtype: jnp.dtype, shared_heads: bool
+) -> Array:
+    """One weight of all layers, layer by layer: the float32 intermediates of a full-size model are large."""
+
+    def merge(layer: tuple[Array, Array, Array]) -> Array:
+        weight, a, b = (x.astype(jnp.float32) for x in layer)
+        if shared_heads:  # [head, rank, width]: the output projection's heads share the sum of their second factors
+            b = b.sum(axis=0, keepdims=True)
+        return (weight + scale * (a @ b)).astype(dtype)
+
+    return jax.lax.map(merge, (weight, a, b))

@@ -41,19 +41,24 @@ class Observation:
                 f"an observation has the keys image, image_mask, state, tokenized_prompt and tokenized_prompt_mask; "
                 f"got {sorted(data)}."
             )
-        state: Any = np.asarray(data["state"], np.float32)
-        images: dict[str, Any] = {name: np.asarray(image) for name, image in data.get("image", {}).items()}
-        # The masks of absent cameras default to true, as in OpenPI.
-        masks: dict[str, Any] = {name: np.ones(state.shape[:1], bool) for name in images} | {
-            name: np.asarray(mask, bool) for name, mask in data.get("image_mask", {}).items()
-        }
-        kinds: dict[str, Any] = {"tokenized_prompt": np.int32, "tokenized_prompt_mask": bool}
-        prompt: dict[str, Any] = {
-            key: np.asarray(data[key], kind) for key, kind in kinds.items() if data.get(key) is not None
-        }
+        for key in ("image", "image_mask"):
+            if not isinstance(data.get(key, {}), Mapping):
+                raise ObservationError(f"{key} should map camera names to arrays; it is {type(data[key]).__name__}.")
+        state = _as_array("state", data["state"], np.float32)
+        images = {name: _as_array(f"image {name!r}", image) for name, image in data.get("image", {}).items()}
+        # Cameras without a mask are there, as in OpenPI.
+        masks: dict[str, Any] = {name: np.ones(state.shape[:1], bool) for name in images}
+        masks |= {name: _as_array(f"image_mask {name!r}", m, bool) for name, m in data.get("image_mask", {}).items()}
+        prompt = {}
+        if data.get("tokenized_prompt") is not None:
+            tokens = _as_array("tokenized_prompt", data["tokenized_prompt"])
+            _check_tokens(tokens, config)
+            prompt["tokenized_prompt"] = tokens.astype(np.int32)
+        if data.get("tokenized_prompt_mask") is not None:
+            prompt["tokenized_prompt_mask"] = _as_array("tokenized_prompt_mask", data["tokenized_prompt_mask"], bool)
         observation = cls(images, masks, state, **prompt)
         check_shapes(observation, config)
-        _check_values(observation, config)
+        _check_values(observation)
         return observation
 
 
@@ -74,7 +79,7 @@ def check_shapes(observation: Observation, config: Pi0Config) -> None:
         )
     batch = observation.state.shape[0]
     for name, image in observation.images.items():
-        if image.ndim != 4 or image.shape[0] != batch or image.shape[3] != 3:
+        if image.ndim != 4 or image.shape[0] != batch or image.shape[3] != 3 or 0 in image.shape[1:]:
             raise ObservationError(
                 f"image {name!r} has shape {image.shape}, expected ({batch}, height, width, 3): channels come last."
             )
@@ -104,7 +109,7 @@ def check_shapes(observation: Observation, config: Pi0Config) -> None:
             )
 
 
-def _check_values(observation: Observation, config: Pi0Config) -> None:
+def _check_values(observation: Observation) -> None:
     def not_finite(array: Any) -> str:
         """Where the first bad value stands, or nothing."""
         bad = np.argwhere(~np.isfinite(array))
@@ -123,11 +128,23 @@ def _check_values(observation: Observation, config: Pi0Config) -> None:
                 f"image {name!r} has values from {low:.4g} to {high:.4g}; float images lie in [-1, 1]. "
                 "Pass uint8, or map 0..255 by x / 255 * 2 - 1."
             )
-    prompt = observation.tokenized_prompt
-    if prompt is not None and prompt.size and (prompt.min() < 0 or prompt.max() >= config.vocab_size):
-        worst = prompt.min() if prompt.min() < 0 else prompt.max()
+
+
+def _as_array(name: str, value: Any, dtype: Any = None) -> Any:
+    try:
+        return np.asarray(value, dtype)
+    except (TypeError, ValueError) as error:
+        raise ObservationError(f"{name} is not an array of numbers: {error}.") from error
+
+
+def _check_tokens(tokens: np.ndarray, config: Pi0Config) -> None:
+    """Before they become int32: a cast would hide what does not fit."""
+    if not np.issubdtype(tokens.dtype, np.integer):
+        raise ObservationError(f"tokenized_prompt has dtype {tokens.dtype}, expected integers.")
+    outside = tokens[(tokens < 0) | (tokens >= config.vocab_size)]
+    if outside.size:
         raise ObservationError(
-            f"tokenized_prompt contains token {worst}, outside the vocabulary of {config.vocab_size}: "
+            f"tokenized_prompt contains token {outside.flat[0]}, outside the vocabulary of {config.vocab_size}: "
             f"was it written by another tokeniser than the model's ({config.tokenizer!r})?"
         )
 

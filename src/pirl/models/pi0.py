@@ -113,17 +113,21 @@ class Pi0(nnx.Module):
         over all action dimensions, padding included, as OpenPI does, or over the first `real_action_dim` only.
         """
         self._check_chunks("actions", actions)
+        if real_action_dim is not None and not 0 < real_action_dim <= self.config.action_dim:
+            raise ValueError(f"real_action_dim = {real_action_dim} is not within 1..{self.config.action_dim}.")
         if noise is None or time is None:
             if rng is None:
                 raise ValueError("flow_loss needs an rng, or both noise and time.")
             _, noise_rng, time_rng = jax.random.split(rng, 3)
             noise = jax.random.normal(noise_rng, actions.shape) if noise is None else noise
             time = sample_time(time_rng, actions.shape[0]) if time is None else time
+        self._check_chunks("noise", noise)
         t = time[:, None, None]
         x_t = t * noise + (1 - t) * actions
         error = jnp.square(self.velocity(prefix, x_t[:, None], time)[:, 0] - (noise - actions))
         loss = jnp.mean(error[..., :real_action_dim], axis=-1)
-        return loss if valid is None else loss * valid
+        # `where` besides the product: what lies past the end of an episode may be anything, NaN too.
+        return loss if valid is None else jnp.where(valid, loss * valid, 0.0)
 
     def sample(
         self,
@@ -143,7 +147,11 @@ class Pi0(nnx.Module):
                 raise ValueError("sample needs an rng, or the starting noise.")
             shape = (prefix.mask.shape[0], n, self.config.action_horizon, self.config.action_dim)
             noise = jax.random.normal(rng, shape)
+        elif n not in (1, noise.shape[1]):
+            raise ValueError(f"n = {n}, but the starting noise is for {noise.shape[1]} chunks: leave n out.")
         self._check_chunks("noise", noise)
+        if num_steps < 1:
+            raise ValueError(f"num_steps = {num_steps}: sampling takes at least one step.")
         step = -1.0 / num_steps
 
         def euler(state: tuple[Array, Array], _: None) -> tuple[tuple[Array, Array], None]:

@@ -8,7 +8,7 @@ import logging
 import os
 from importlib import resources
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import sentencepiece
@@ -19,6 +19,7 @@ from pirl.models.config import Pi0Config
 
 log = logging.getLogger(__name__)
 
+Overflow = Literal["error", "truncate"]
 PATH_VARIABLE = "PIRL_TOKENIZER"
 _FILE = "paligemma_tokenizer.model"
 _SOURCE = "https://storage.googleapis.com/big_vision/paligemma_tokenizer.model"
@@ -54,30 +55,33 @@ def find_tokenizer(path: str | os.PathLike[str] | None = None) -> Path:
 class Tokenizer:
     """Turns a prompt, with or without a state, into a fixed number of tokens and their validity mask."""
 
-    def __init__(self, model: bytes, max_len: int, *, overflow: Literal["error", "truncate"] = "error"):
+    def __init__(self, model: bytes, max_len: int, *, overflow: Overflow = "error", discrete_state: bool | None = None):
+        """`discrete_state` says whether prompts must spell the state; None leaves it to each call."""
         self._max_len = max_len
         self._overflow = overflow
+        self._discrete_state = discrete_state
         self._sentencepiece = sentencepiece.SentencePieceProcessor()
         self._sentencepiece.LoadFromSerializedProto(model)
 
     @classmethod
-    def from_file(
-        cls, path: str | os.PathLike[str] | None, max_len: int, *, overflow: Literal["error", "truncate"] = "error"
-    ) -> "Tokenizer":
-        """Read a SentencePiece file; without a path, the PaliGemma one is looked for."""
+    def from_file(cls, path: str | os.PathLike[str] | None, max_len: int, **options: Any) -> "Tokenizer":
+        """Read a SentencePiece file; without a path, the PaliGemma one is looked for. Options as for the constructor."""
         file = find_tokenizer(path)
         try:
-            return cls(file.read_bytes(), max_len, overflow=overflow)
+            return cls(file.read_bytes(), max_len, **options)
         except (RuntimeError, OSError) as error:
             raise UserError(f"{file} is not a SentencePiece model ({error}). Get the file again.") from error
 
     @classmethod
-    def for_model(cls, config: Pi0Config, path: str | os.PathLike[str] | None = None) -> "Tokenizer":
-        """The tokeniser a model wants: the package's own for the tiny presets, PaliGemma's otherwise."""
+    def for_model(
+        cls, config: Pi0Config, path: str | os.PathLike[str] | None = None, *, overflow: Overflow = "error"
+    ) -> "Tokenizer":
+        """The tokeniser a model wants, held to its prompt format: the package's own vocabulary or PaliGemma's."""
+        options: dict[str, Any] = {"overflow": overflow, "discrete_state": config.discrete_state_input}
         if path is None and config.tokenizer == "tiny":
             model = resources.files("pirl.models").joinpath("assets/tiny_tokenizer.model").read_bytes()
-            return cls(model, config.max_token_len)
-        return cls.from_file(path, config.max_token_len)
+            return cls(model, config.max_token_len, **options)
+        return cls.from_file(path, config.max_token_len, **options)
 
     @property
     def vocab_size(self) -> int:
@@ -92,13 +96,16 @@ class Tokenizer:
         A prompt that does not fit raises, unless this tokeniser was made to truncate: what is cut is the tail that
         tells the model where the actions begin.
         """
+        if self._discrete_state is not None and self._discrete_state != (state is not None):
+            wanted = "needs the state in its prompt" if self._discrete_state else "takes no state in its prompt"
+            raise ObservationError(f"this model {wanted} (discrete_state_input = {self._discrete_state}).")
         text = prompt.strip().replace("_", " ").replace("\n", " ")
         if state is None:
             # The newline is the start-of-answer token, encoded on its own.
             tokens = self._encode(text, bos=True) + self._encode("\n")
         else:
-            if not np.all(np.isfinite(state)):
-                raise ObservationError(f"the state to be put into the prompt is not finite: {np.asarray(state)}.")
+            if np.ndim(state) != 1 or not np.all(np.isfinite(state)):
+                raise ObservationError(f"the state in a prompt should be one finite vector; it is {np.asarray(state)}.")
             spelled = " ".join(str(bin_) for bin_ in discretize_state(state))
             tokens = self._encode(f"Task: {text}, State: {spelled};\nAction: ", bos=True)
         if len(tokens) > self._max_len:
