@@ -8,7 +8,7 @@ import pytest
 from builders import MICRO
 from golden import content, needs_golden
 from pirl.errors import ConfigError
-from pirl.models import LoraConfig, Pi0Config, expected_parameters, get_model_config, list_model_configs
+from pirl.models import ExpertConfig, LoraConfig, Pi0Config, expected_parameters, get_model_config, list_model_configs
 
 SPECS = ["pi0_base", "pi05_base", "pi0_lora", "pi05_lora", "pi0_lora_paligemma_only", "pi0_lora_action_expert_only"]
 
@@ -34,6 +34,16 @@ def test_freeze_rule_equals_openpi(name):
     assert sorted(path for path in ours if config.is_frozen(path)) == sorted(spec["freeze_filter_frozen_keys"])
     trainable = sum(leaf.size for path, leaf in ours.items() if not config.is_frozen(path))
     assert trainable == spec["freeze_filter_trainable_count"]
+
+
+@needs_golden
+@pytest.mark.parametrize("name", ["pi0_dummy_real_siglip", "pi05_dummy_real_siglip"])
+def test_small_experts_on_the_real_vision_tower_equal_openpi(name):
+    spec = content("spec", f"{name}.json")
+    dummy = ExpertConfig(width=64, depth=4, mlp_dim=128, num_heads=8, num_kv_heads=1, head_dim=16)
+    base = get_model_config("pi05_base" if spec["config"]["pi05"] else "pi0_base")
+    ours = expected_parameters(dataclasses.replace(base, language=dummy, action_expert=dummy))
+    assert {path: [list(leaf.shape), str(leaf.dtype)] for path, leaf in ours.items()} == spec["params"]
 
 
 def test_full_size_models_have_the_known_number_of_parameters():

@@ -3,7 +3,7 @@
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
@@ -23,13 +23,13 @@ class Convert:
     With --check, one checkpoint is verified and two are compared; exit code 1 means that something differs.
     """
 
-    checkpoint: tyro.conf.Positional[Path]
+    checkpoint: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="CHECKPOINT")]
     """Checkpoint directory (the one that holds params/)."""
-    output: tyro.conf.Positional[Path | None] = None
+    output: Annotated[tyro.conf.Positional[Path | None], tyro.conf.arg(metavar="OUTPUT")] = None
     """Where to write the converted checkpoint; with --check, the checkpoint to compare with."""
     check: bool = False
     """Verify one checkpoint (readable, finite, fits its model; says if statistics are missing) or compare two."""
-    model: str | None = None
+    model: Annotated[str | None, tyro.conf.arg(metavar="PRESET")] = None
     """Model preset, where the checkpoint does not name its model itself; needed to merge or to check the fit."""
     merge_lora: bool = False
     """Fold LoRA weights into the weights they update."""
