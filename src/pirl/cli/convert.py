@@ -25,7 +25,7 @@ class Convert:
 
     checkpoint: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="CHECKPOINT")]
     """Checkpoint directory (the one that holds params/)."""
-    output: Annotated[tyro.conf.Positional[Path | None], tyro.conf.arg(metavar="OUTPUT")] = None
+    output: Annotated[tyro.conf.Positional[Path | None], tyro.conf.arg(metavar="[OUTPUT]")] = None
     """Where to write the converted checkpoint; with --check, the checkpoint to compare with."""
     check: bool = False
     """Verify one checkpoint (readable, finite, fits its model; says if statistics are missing) or compare two."""
