@@ -71,7 +71,7 @@ def test_float32_outputs_equal_openpi(name):
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_attention_masks_and_positions_equal_openpi(name):
+def test_attention_masks_equal_openpi(name):
     expected = arrays("models", name, "expected_float32.npz")
     valid = np.concatenate([expected["prefix_mask"], expected["suffix_mask"]], axis=1)
     block_start = np.concatenate([expected["prefix_ar_mask"], expected["suffix_ar_mask"]])

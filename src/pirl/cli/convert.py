@@ -124,10 +124,13 @@ class Convert:
     # --- convert -------------------------------------------------------------------------------------------------
 
     def _convert(self, checkpoint: "Checkpoint", output: Path) -> int:
-        from pirl.interop import save_checkpoint
+        from pirl.interop import OWN_KEYS, check_target, save_checkpoint
         from pirl.models import merge_lora
 
-        self._check_output(checkpoint.directory.resolve(), output.expanduser().resolve())
+        source, target = checkpoint.directory.resolve(), output.expanduser().resolve()
+        if target == source or target in source.parents or source in target.parents:
+            raise UserError(f"the output {target} is the checkpoint itself, around it or inside it: choose another.")
+        check_target(target, self.overwrite)
         config = self._config(checkpoint, required=self.merge_lora)
         if self.merge_lora and not any("lora" in path for path in checkpoint.leaves):
             raise UserError(f"{checkpoint.directory} has no LoRA weights to merge.")
@@ -141,8 +144,7 @@ class Convert:
             described = None if described is None else described.without_lora()
         else:
             params = checkpoint.read(dtypes={} if self.dtype is None else dict.fromkeys(checkpoint.leaves, self.dtype))
-        rewritten = ("pirl", "model", "parameters", "versions")
-        carried = {key: value for key, value in checkpoint.description.items() if key not in rewritten}
+        carried = {key: value for key, value in checkpoint.description.items() if key not in OWN_KEYS}
         save_checkpoint(
             output,
             params,
@@ -158,12 +160,6 @@ class Convert:
         if self.merge_lora and any(str(value.dtype) == "bfloat16" for value in params.values()):
             print("some merged weights are bfloat16, which rounds small updates away: --dtype float32 keeps them")
         return 0
-
-    def _check_output(self, source: Path, target: Path) -> None:
-        if target == source or target in source.parents or source in target.parents:
-            raise UserError(f"the output {target} is the checkpoint itself, around it or inside it: choose another.")
-        if target.exists() and not self.overwrite:
-            raise UserError(f"{target} exists already: choose another place, or add --overwrite.")
 
     def _config(self, checkpoint: "Checkpoint", *, required: bool) -> "Pi0Config | None":
         """The model, as the checkpoint or the command line says; the parameters have to fit it."""

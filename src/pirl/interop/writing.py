@@ -23,6 +23,8 @@ from pirl.models.config import Pi0Config
 from pirl.models.parameters import get_parameters, nest
 from pirl.models.pi0 import Pi0
 
+# What pirl.json says about every checkpoint; the rest of it is the caller's metadata.
+OWN_KEYS = frozenset({"pirl", "model", "parameters", "versions"})
 _HANDLER = "orbax.checkpoint._src.handlers.pytree_checkpoint_handler.PyTreeCheckpointHandler"
 
 
@@ -61,7 +63,7 @@ def save_checkpoint(
     if jax.process_count() > 1:
         raise CheckpointError("checkpoints are written by single-process runs; this run has several processes.")
     directory = Path(path).expanduser().resolve()
-    _check_target(directory, overwrite)
+    check_target(directory, overwrite)
     for asset_id in norm_stats or {}:
         if not asset_id or Path(asset_id).is_absolute() or ".." in Path(asset_id).parts:
             raise CheckpointError(f"{asset_id!r} is no asset id: it has to name a directory inside assets/.")
@@ -79,7 +81,8 @@ def save_checkpoint(
     return directory
 
 
-def _check_target(directory: Path, overwrite: bool) -> None:
+def check_target(directory: Path, overwrite: bool) -> None:
+    """Raise if a checkpoint cannot or must not be written there."""
     if set("[]*?") & set(str(directory)):
         raise CheckpointError(
             f"Orbax cannot write below {directory}: choose a place without [, ], * and ? in its name."
@@ -88,7 +91,7 @@ def _check_target(directory: Path, overwrite: bool) -> None:
     if not directory.exists():
         return
     if not overwrite:
-        raise CheckpointError(f"{directory} exists already: choose another place, or say overwrite.")
+        raise CheckpointError(f"{directory} exists already: choose another place, or overwrite it (--overwrite).")
     if not (directory / "params" / "_METADATA").is_file():
         raise CheckpointError(f"{directory} is not a checkpoint, so it is not overwritten: choose another place.")
 
@@ -101,7 +104,8 @@ def _describe(params: Mapping[str, jax.Array], config: Pi0Config | None, metadat
         "parameters": sum(value.size for value in params.values()),
         "versions": {name: package_metadata.version(name) for name in ("jax", "flax", "orbax-checkpoint")},
     }
-    if taken := sorted(set(description) & set(metadata)):
+    assert set(description) == OWN_KEYS
+    if taken := sorted(OWN_KEYS & set(metadata)):
         raise CheckpointError(f"the metadata keys {taken} are pirl's own: choose other names.")
     try:
         return json.dumps({**description, **metadata}, indent=2)

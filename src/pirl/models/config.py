@@ -135,11 +135,6 @@ class Pi0Config:
         (height, width), (patch_height, patch_width) = self.image_resolution, self.vision.patch_size
         return (height // patch_height) * (width // patch_width)
 
-    @property
-    def suffix_len(self) -> int:
-        """How many tokens one action chunk takes: π₀ has the state in front."""
-        return self.action_horizon + (0 if self.pi05 else 1)
-
     def is_frozen(self, path: str) -> bool:
         """OpenPI's freeze rule for LoRA training, on a '/'-joined parameter path. Without LoRA nothing is frozen."""
         if not self.language.has_lora and not self.action_expert.has_lora:
