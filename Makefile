@@ -48,7 +48,7 @@ bench-full-size: $(READY)  ## full-size π₀ on this machine: needs 20 GiB of m
 constraints: $(READY)  ## pin the newest versions that fit together
 	$(BIN)/pip install --quiet uv
 	$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --no-header --no-annotate --upgrade \
-		--extra dev --extra ray --extra tensorboard --extra wandb --output-file constraints.txt pyproject.toml
+		--extra dev --extra hub --extra ray --extra tensorboard --extra wandb --output-file constraints.txt pyproject.toml
 
 clean:  ## remove .venv and caches
 	rm -rf $(VENV) build src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache

@@ -15,3 +15,7 @@ class ObservationError(UserError):
 
 class CheckpointError(UserError):
     """A checkpoint that is absent, damaged, or of another model."""
+
+
+class DataError(UserError):
+    """A dataset, or a file of it, that cannot be used as asked."""

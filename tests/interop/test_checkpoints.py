@@ -182,6 +182,20 @@ def test_what_a_killed_replacement_took_away_comes_back(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("metadata", [{"model": "pi0"}, {"score": object()}])
+def test_an_interrupt_between_any_two_steps_of_a_save_leaves_nothing(tmp_path, monkeypatch):
+    make = type(tmp_path).mkdir
+
+    def interrupted_right_after(path, *args, **kwargs):
+        make(path, *args, **kwargs)
+        if ".partial-" in path.name:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(type(tmp_path), "mkdir", interrupted_right_after)
+    with pytest.raises(KeyboardInterrupt):
+        save_checkpoint(tmp_path / "x", {"w": jnp.zeros(2)}, None)
+    assert os.listdir(tmp_path) == []
+
+
 def test_metadata_that_cannot_be_written_is_refused_before_anything_is(tmp_path, metadata):
     with pytest.raises(CheckpointError, match="metadata"):
         save_policy(tmp_path / "x", random_model(MICRO), metadata=metadata)

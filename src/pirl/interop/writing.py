@@ -3,9 +3,9 @@
 import contextlib
 import json
 import os
+import secrets
 import shutil
 import socket
-import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from importlib import metadata as package_metadata
@@ -136,11 +136,11 @@ def _appears_whole(directory: Path) -> Iterator[Path]:
     between taking that away and putting the new one in place); the next save to the same place sees to them.
     """
     directory.parent.mkdir(parents=True, exist_ok=True)
-    owner = f"{socket.gethostname()}-{os.getpid()}-"
-    partial = Path(tempfile.mkdtemp(prefix=f".{directory.name}.partial-{owner}", dir=directory.parent))
-    partial.chmod(0o777 & ~_umask())
+    owner = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
+    partial = directory.parent / f".{directory.name}.partial-{owner}"
     replaced = directory.parent / f".{directory.name}.replaced"
     try:
+        partial.mkdir()  # inside the try: an interrupt may come between any two lines
         yield partial
         if directory.exists():
             directory.rename(replaced)
@@ -149,7 +149,15 @@ def _appears_whole(directory: Path) -> Iterator[Path]:
     finally:
         if replaced.exists() and not directory.exists():
             replaced.rename(directory)
-        shutil.rmtree(partial, ignore_errors=True)
+        _remove(partial)
+
+
+def _remove(directory: Path, patience_s: float = 10.0) -> None:
+    """Remove a directory that background threads of an interrupted save may still be writing into."""
+    give_up = time.monotonic() + patience_s
+    while directory.exists() and time.monotonic() < give_up:
+        shutil.rmtree(directory, ignore_errors=True)
+        time.sleep(0.01)
 
 
 def _clear_remains(directory: Path) -> None:
@@ -164,12 +172,6 @@ def _clear_remains(directory: Path) -> None:
         # A container restarts with the same process number, so our own says nothing.
         if pid == str(os.getpid()) or not _is_running(pid):
             shutil.rmtree(leftover, ignore_errors=True)
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
 
 
 def _is_running(pid: str) -> bool:

@@ -1,0 +1,24 @@
+"""Files that appear whole or not at all, and where pirl keeps what it can compute again."""
+
+import os
+import secrets
+from pathlib import Path
+
+
+def write_file(path: Path, content: bytes | str) -> None:
+    """Write a file in one step: whoever looks sees the old content or the new, never a part."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.name}.partial-{os.getpid()}-{secrets.token_hex(4)}")
+    try:
+        partial.write_bytes(content.encode() if isinstance(content, str) else content)
+        os.replace(partial, path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def cache_directory() -> Path:
+    """Where caches live: `PIRL_CACHE`, or `pirl` in the user's cache directory. It can be deleted at any time."""
+    if chosen := os.environ.get("PIRL_CACHE"):
+        return Path(chosen).expanduser().resolve()
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base).expanduser() if base else Path.home() / ".cache") / "pirl"
