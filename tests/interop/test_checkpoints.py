@@ -181,7 +181,6 @@ def test_what_a_killed_replacement_took_away_comes_back(tmp_path, monkeypatch):
     assert_equal_parameters(get_parameters(load_policy(tmp_path / "x")), random_parameters(MICRO))
 
 
-@pytest.mark.parametrize("metadata", [{"model": "pi0"}, {"score": object()}])
 def test_an_interrupt_between_any_two_steps_of_a_save_leaves_nothing(tmp_path, monkeypatch):
     make = type(tmp_path).mkdir
 
@@ -196,6 +195,7 @@ def test_an_interrupt_between_any_two_steps_of_a_save_leaves_nothing(tmp_path, m
     assert os.listdir(tmp_path) == []
 
 
+@pytest.mark.parametrize("metadata", [{"model": "pi0"}, {"score": object()}])
 def test_metadata_that_cannot_be_written_is_refused_before_anything_is(tmp_path, metadata):
     with pytest.raises(CheckpointError, match="metadata"):
         save_policy(tmp_path / "x", random_model(MICRO), metadata=metadata)
