@@ -1,0 +1,205 @@
+"""A LeRobot dataset, read-only: rows by episode and frame, columns as arrays, camera frames in order."""
+
+import io
+import logging
+import os
+import threading
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import PIL.Image
+from jaxtyping import Int64, UInt8
+
+from pirl.data.columns import ColumnError, ParquetDamageError, read_cells, read_table, to_numpy
+from pirl.data.hub import locate
+from pirl.data.layout import Info, read_info, resolve_inside
+from pirl.data.metadata import Listing, read_listing
+from pirl.data.problems import BrokenDatasetError, Problem
+from pirl.data.rows import Rows, read_rows
+from pirl.data.segments import Segment, find_segments
+from pirl.data.video import decode_frames
+from pirl.errors import DataError
+
+logger = logging.getLogger(__name__)
+
+
+class Dataset:
+    """One dataset. Rows are in the order of episode and frame; an episode is named by its position, 0 … E-1."""
+
+    def __init__(self, root: Path, name: str, info: Info, listing: Listing, rows: Rows):
+        self.root, self.name, self.info, self.listing, self.rows = root, name, info, listing, rows
+        self.problems = [*listing.problems, *rows.problems]
+        self._columns: dict[str, np.ndarray] = {}
+        self._segments: dict[str, tuple[list[Segment | None], list[Problem]]] = {}
+        self._lock = threading.Lock()
+
+    # --- what is in it -----------------------------------------------------------------------------------------------
+
+    @property
+    def episode_ids(self) -> Int64[np.ndarray, " episodes"]:
+        """LeRobot's number of each episode."""
+        return self.rows.episode_ids
+
+    @property
+    def starts(self) -> Int64[np.ndarray, " episodes_plus_one"]:
+        """First row of each episode, and the number of rows."""
+        return self.rows.starts
+
+    @property
+    def lengths(self) -> Int64[np.ndarray, " episodes"]:
+        """Frames per episode."""
+        return np.diff(self.rows.starts)
+
+    @property
+    def cameras(self) -> tuple[str, ...]:
+        """Names of the cameras."""
+        return self.info.cameras
+
+    def __len__(self) -> int:
+        return int(self.rows.starts[-1])
+
+    @property
+    def column_names(self) -> tuple[str, ...]:
+        """Columns that the files have, cameras left out."""
+        return tuple(name for name in self.rows.column_names if name not in self.info.cameras)
+
+    # --- columns -----------------------------------------------------------------------------------------------------
+
+    def columns(self, names: Sequence[str]) -> dict[str, np.ndarray]:
+        """Columns as arrays of [rows] or [rows, *shape], in the dtype of the file."""
+        columns, problems = self.try_columns(names)
+        if problems:
+            raise BrokenDatasetError(self.name, problems)
+        return columns
+
+    def try_columns(self, names: Sequence[str]) -> tuple[dict[str, np.ndarray], list[Problem]]:
+        """The columns that can be read, and what is wrong with the others."""
+        missing = [name for name in names if name not in self._columns]
+        problems: list[Problem] = []
+        parts: dict[str, list[np.ndarray]] = {name: [] for name in missing}
+        if missing:
+            with ThreadPoolExecutor() as pool:
+                results = pool.map(lambda file: self._read_file(file, missing), range(len(self.rows.files)))
+                for arrays, complaints in results:
+                    problems += complaints
+                    for name, array in arrays.items():
+                        parts[name].append(array)
+        for name, arrays in parts.items():
+            if len(arrays) == len(self.rows.files) and len({array.shape[1:] for array in arrays}) == 1:
+                self._columns[name] = np.concatenate(arrays)[self.rows.order]
+            elif len(arrays) == len(self.rows.files):
+                widths = sorted({array.shape[1:] for array in arrays})
+                problems.append(Problem("changes its width between files", column=name, value=f"{widths}"))
+        return {name: self._columns[name] for name in names if name in self._columns}, problems
+
+    def _read_file(self, number: int, names: Sequence[str]) -> tuple[dict[str, np.ndarray], list[Problem]]:
+        relative = self.rows.files[number]
+        arrays, problems = {}, []
+        try:
+            table, _ = read_table(resolve_inside(self.root, relative), names)
+        except (ParquetDamageError, ValueError) as error:
+            return {}, [Problem(str(error), file=relative)]
+        for name in names:
+            if name not in table.column_names:
+                problems.append(Problem("is not in the file", file=relative, column=name))
+                continue
+            feature = self.info.features.get(name)
+            try:
+                arrays[name] = to_numpy(table[name], feature.shape if feature else None)
+            except ColumnError as error:
+                where = self.rows.describe(number, error.row) if error.row is not None else None
+                at = f"frame {where[1]} " if where else ""
+                problems.append(
+                    Problem(
+                        f"{at}{error}",
+                        file=relative,
+                        column=name,
+                        episode=where[0] if where else None,
+                        value=error.value,
+                    )  # fmt: skip
+                )
+        return arrays, problems
+
+    # --- pictures ----------------------------------------------------------------------------------------------------
+
+    def decode(self, camera: str, episode: int) -> Iterator[UInt8[np.ndarray, "h w 3"]]:
+        """The frames of one episode in order, RGB, in the size they were recorded."""
+        if camera not in self.info.cameras:
+            raise DataError(f"{self.name} has no camera {camera!r}; it has {', '.join(self.cameras) or 'none'}.")
+        if self._in_parquet(camera):
+            yield from self._decode_images(camera, episode)
+            return
+        segments, problems = self.segments(camera)
+        segment, number = segments[episode], int(self.episode_ids[episode])
+        if segment is None:
+            mine = [problem for problem in problems if problem.episode in (number, None)]
+            raise BrokenDatasetError(self.name, mine or problems)
+        try:
+            yield from decode_frames(segment.video, segment.first, int(self.lengths[episode]))
+        except DataError as error:
+            raise DataError(f"{self.name}: camera {camera}, episode {number}: {error}") from error
+
+    def source_files(self, camera: str) -> list[Path]:
+        """The files that the frames of a camera come from."""
+        if self._in_parquet(camera):
+            return [self.root / relative for relative in self.rows.files]
+        segments, problems = self.segments(camera)
+        if problem_list := [problem for problem in problems if problem.severity == "problem"]:
+            raise BrokenDatasetError(self.name, problem_list)
+        return sorted({segment.video.path for segment in segments if segment is not None})
+
+    def segments(self, camera: str) -> tuple[list[Segment | None], list[Problem]]:
+        """Where each episode's frames are in the video files, and what is wrong there."""
+        with self._lock:
+            if camera not in self._segments:
+                self._segments[camera] = find_segments(self.root, self.info, self.listing, self.rows, camera)
+            return self._segments[camera]
+
+    def _in_parquet(self, camera: str) -> bool:
+        # The files decide: a camera declared as video may have been left as pictures, and the other way round.
+        return camera in self.rows.column_names
+
+    def _decode_images(self, camera: str, episode: int) -> Iterator[UInt8[np.ndarray, "h w 3"]]:
+        number, frame = int(self.episode_ids[episode]), 0
+        for file, rows in self.rows.places(episode):
+            relative = self.rows.files[file]
+            try:
+                cells = read_cells(resolve_inside(self.root, relative), camera, rows)
+            except (ParquetDamageError, ValueError) as error:
+                raise DataError(f"{self.name}: {relative} {error}.") from error
+            for cell in cells:
+                where = f"{self.name}: {relative}, camera {camera}, episode {number}, frame {frame}"
+                yield _decode_picture(cell.as_py(), where)
+                frame += 1
+
+
+def _decode_picture(cell: Any, where: str) -> UInt8[np.ndarray, "h w 3"]:
+    content = cell.get("bytes") if isinstance(cell, dict) else cell
+    if not isinstance(content, bytes):
+        raise DataError(f"{where}: holds no picture.")
+    try:
+        with PIL.Image.open(io.BytesIO(content)) as image:
+            return np.asarray(image.convert("RGB"))
+    except (OSError, ValueError, SyntaxError, PIL.Image.DecompressionBombError) as error:
+        raise DataError(f"{where}: the picture cannot be decoded: {error}.") from error
+
+
+def scan_dataset(source: str | os.PathLike[str]) -> Dataset:
+    """Open a dataset whatever is wrong with it, so that all of it can be told (in `problems`); see `open_dataset`."""
+    root, name = locate(source)
+    info = read_info(root)
+    listing = read_listing(root, info)
+    return Dataset(root, name, info, listing, read_rows(root, info, listing))
+
+
+def open_dataset(source: str | os.PathLike[str]) -> Dataset:
+    """Open a LeRobot dataset (v2.0, v2.1, v3.0): a directory, or the hub id of one. Its structure must be sound."""
+    dataset = scan_dataset(source)
+    if problems := [problem for problem in dataset.problems if problem.severity == "problem"]:
+        raise BrokenDatasetError(dataset.name, problems)
+    for note in dataset.problems:
+        logger.info("%s: %s", dataset.name, note)
+    return dataset

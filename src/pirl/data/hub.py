@@ -1,0 +1,31 @@
+"""Where a dataset is: a directory, LeRobot's own folder, or the Hugging Face hub."""
+
+import os
+import re
+from pathlib import Path
+
+from pirl.errors import DataError
+
+
+def locate(source: str | os.PathLike[str]) -> tuple[Path, str]:
+    """The directory of a dataset given as a path or as a hub id, and the name to call it by."""
+    name = os.fspath(source)
+    path = Path(name).expanduser()
+    if path.exists() or not re.fullmatch(r"[A-Za-z0-9][\w.-]*/[\w.-]+", name):
+        return path, name
+    home = Path(os.environ.get("HF_LEROBOT_HOME", "~/.cache/huggingface/lerobot")).expanduser() / name
+    if (home / "meta").is_dir():
+        return home, name
+    try:
+        import huggingface_hub
+    except ImportError as error:
+        raise DataError(
+            f"there is no directory {name}. If it is a dataset on the Hugging Face hub: pip install 'pirl[hub]', "
+            "or download it and give its directory."
+        ) from error
+    try:
+        return Path(huggingface_hub.snapshot_download(name, repo_type="dataset")), name
+    except Exception as error:  # the hub library raises errors of many families: network, authentication, names
+        raise DataError(
+            f"there is no directory {name}, and it cannot be fetched from the hub: {str(error).splitlines()[0]}"
+        ) from error

@@ -1,0 +1,199 @@
+"""Where the files of a LeRobot dataset are: `meta/info.json`, read with suspicion, and its path templates."""
+
+import json
+import math
+import re
+import string
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pirl.data.problems import BrokenDatasetError, Problem
+
+INFO_FILE = "meta/info.json"
+VERSIONS = ("v2.0", "v2.1", "v3.0")
+# Added to every dataset by LeRobot; where they are absent they are rebuilt from what is there.
+DEFAULT_COLUMNS = ("timestamp", "frame_index", "episode_index", "index", "task_index")
+_DEFAULT_PATHS = {
+    "v2": (
+        "data/chunk-{episode_chunk:03d}/episode_{episode_index:06d}.parquet",
+        "videos/chunk-{episode_chunk:03d}/{video_key}/episode_{episode_index:06d}.mp4",
+    ),
+    "v3": (
+        "data/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet",
+        "videos/{video_key}/chunk-{chunk_index:03d}/file-{file_index:03d}.mp4",
+    ),
+}
+_TEMPLATE_FIELDS = {"episode_chunk", "episode_index", "chunk_index", "file_index", "video_key"}
+_MOST_AXES, _LARGEST_AXIS = 5, 100_000
+
+
+@dataclass(frozen=True)
+class Feature:
+    """One column, or one camera, as info.json declares it."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    names: Any = None
+
+    @property
+    def is_camera(self) -> bool:
+        """Whether its values are pictures."""
+        return self.dtype in ("image", "video")
+
+    @property
+    def image_size(self) -> tuple[int, int] | None:
+        """Declared height and width, whichever order the axes have; the files decide."""
+        if not self.is_camera or len(self.shape) != 3:
+            return None
+        names = [str(name) for name in self.names] if isinstance(self.names, list) else []
+        channels_first = names[0].startswith("channel") if names else self.shape[0] in (1, 3) and self.shape[2] > 4
+        return self.shape[1:] if channels_first else self.shape[:2]  # type: ignore[return-value]
+
+
+@dataclass(frozen=True)
+class Info:
+    """What info.json says. Counts in it are claims, to be compared with the files."""
+
+    version: str
+    fps: float
+    features: Mapping[str, Feature]
+    data_path: str
+    video_path: str
+    chunks_size: int
+    robot_type: str | None
+    total_episodes: int | None
+    total_frames: int | None
+
+    @property
+    def cameras(self) -> tuple[str, ...]:
+        """Names of the camera features."""
+        return tuple(name for name, feature in self.features.items() if feature.is_camera)
+
+    @property
+    def is_v3(self) -> bool:
+        """Whether files hold many episodes."""
+        return self.version == "v3.0"
+
+
+def read_info(root: Path) -> Info:
+    """Read and check info.json; everything wrong with it is reported together."""
+    file = root / INFO_FILE
+    if not root.is_dir():
+        raise BrokenDatasetError(str(root), [Problem("there is no such directory")])
+    if not file.is_file():
+        raise BrokenDatasetError(str(root), [Problem("is missing: this is not a LeRobot dataset", file=INFO_FILE)])
+    try:
+        resolve_inside(root, INFO_FILE)
+        content = json.loads(file.read_text(encoding="utf-8"))
+        if not isinstance(content, dict):
+            raise ValueError("it should hold an object")
+    except (OSError, ValueError, RecursionError) as error:
+        raise BrokenDatasetError(str(root), [Problem(f"cannot be read: {error}", file=INFO_FILE)]) from error
+    problems: list[Problem] = []
+
+    def complain(key: str, wanted: str, value: Any) -> None:
+        problems.append(Problem(f"{key} should be {wanted}", file=INFO_FILE, value=f"{value!r:.80}"))
+
+    def count(key: str, default: int | None, least: int = 0) -> int | None:
+        value = content.get(key, default)
+        if value is None or (isinstance(value, int) and not isinstance(value, bool) and least <= value < 2**40):
+            return value
+        complain(key, "a count", value)
+        return default
+
+    version = content.get("codebase_version")
+    if version not in VERSIONS:
+        remedy = "older data: convert it with LeRobot's own tools first" if version in ("v1.6", "v1.5") else "unknown"
+        complain("codebase_version", f"one of {', '.join(VERSIONS)} ({remedy})", version)
+        version = "v2.1"
+    fps = content.get("fps")
+    if not isinstance(fps, int | float) or isinstance(fps, bool) or not math.isfinite(fps) or not 0 < fps <= 100_000:
+        complain("fps", "a positive number of frames per second", fps)
+        fps = 1.0
+    features: dict[str, Feature] = {}
+    declared = content.get("features")
+    if not isinstance(declared, dict) or not declared:
+        complain("features", "an object that names the columns and cameras", declared)
+        declared = {}
+    for name, entry in declared.items():
+        feature = _read_feature(name, entry)
+        if feature is None:
+            complain(f"feature {name!r:.80}", "an object with dtype and shape, and its name without / or ..", entry)
+        else:
+            features[name] = feature
+    default_data, default_video = _DEFAULT_PATHS[version[:2]]
+    paths = {"data_path": content.get("data_path") or default_data}
+    paths["video_path"] = content.get("video_path") or default_video
+    for key, template in paths.items():
+        if complaint := _check_template(template):
+            problems.append(Problem(f"{key} {complaint}", file=INFO_FILE, value=f"{template!r:.120}"))
+    robot_type = content.get("robot_type")
+    info = Info(
+        version=version,
+        fps=float(fps),
+        features=features,
+        data_path=paths["data_path"],
+        video_path=paths["video_path"],
+        chunks_size=count("chunks_size", 1000, least=1) or 1000,
+        robot_type=robot_type if isinstance(robot_type, str) else None,
+        total_episodes=count("total_episodes", None),
+        total_frames=count("total_frames", None),
+    )
+    if problems:
+        raise BrokenDatasetError(str(root), problems)
+    return info
+
+
+def _read_feature(name: str, entry: Any) -> Feature | None:
+    if not isinstance(entry, dict) or not name or "/" in name or "\\" in name or ".." in name or "\0" in name:
+        return None
+    dtype, shape = entry.get("dtype"), entry.get("shape", [1])
+    if not isinstance(dtype, str) or not isinstance(shape, list) or len(shape) > _MOST_AXES:
+        return None
+    if not all(isinstance(n, int) and not isinstance(n, bool) and 0 <= n <= _LARGEST_AXIS for n in shape):
+        return None
+    return Feature(name, dtype, tuple(shape), entry.get("names"))
+
+
+def _check_template(template: Any) -> str | None:
+    """What is wrong with a path template, if anything."""
+    if not isinstance(template, str) or not template or len(template) > 500:
+        return "should be a path template"
+    try:
+        parts = list(string.Formatter().parse(template))
+    except ValueError as error:
+        return f"is not a path template: {error}"
+    for _, field, spec, conversion in parts:
+        if field is None:
+            continue
+        if field not in _TEMPLATE_FIELDS:
+            return f"has a field {{{field}}}; known are {', '.join(sorted(_TEMPLATE_FIELDS))}"
+        if conversion or not re.fullmatch(r"(0?\d?d?)?", spec or "") or (field == "video_key" and spec):
+            return f"has a format {{{field}:{spec}}} that is not a plain number format"
+    literal = "".join(text for text, *_ in parts)
+    if template.startswith(("/", "\\", "~")) or ".." in Path(template).parts or "\0" in literal:
+        return "leaves the dataset directory"
+    return None
+
+
+def fill(template: str, **values: Any) -> str:
+    """A path from a (checked) template; v2 names chunks `episode_chunk`, v3 and some hand-made data `chunk_index`."""
+    return template.format(**values)
+
+
+def glob_pattern(template: str) -> str:
+    """A glob that finds every file a template can name."""
+    return "".join(text + ("*" if field is not None else "") for text, field, *_ in string.Formatter().parse(template))
+
+
+def resolve_inside(root: Path, relative: str) -> Path:
+    """The file below root, or ValueError if a link leads out of it. (The hub's cache links to the blobs beside it.)"""
+    path = root / relative
+    home, target = root.resolve(), path.resolve()
+    blobs = home.parent.parent / "blobs"
+    if target.is_relative_to(home) or (home.parent.name == "snapshots" and target.is_relative_to(blobs)):
+        return path
+    raise ValueError(f"{relative} is a link that leaves the dataset directory")

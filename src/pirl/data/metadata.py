@@ -1,0 +1,149 @@
+"""The episodes and tasks a LeRobot dataset lists under `meta/`: claims, to be compared with the data itself."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from pirl.data.layout import Info, resolve_inside
+from pirl.data.problems import Problem
+
+
+@dataclass(frozen=True)
+class VideoPlace:
+    """Where v3 metadata says an episode's frames begin: file numbers, and seconds inside that file."""
+
+    chunk: int
+    file: int
+    start_s: float
+
+
+@dataclass(frozen=True)
+class ListedEpisode:
+    """One episode as listed; `extra` keeps keys LeRobot does not know, such as an outcome."""
+
+    index: int
+    length: int | None
+    tasks: tuple[str, ...]
+    videos: dict[str, VideoPlace] = field(default_factory=dict)
+    extra: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass
+class Listing:
+    """Everything listed, and what was wrong with the lists."""
+
+    episodes: dict[int, ListedEpisode] = field(default_factory=dict)
+    tasks: dict[int, str] = field(default_factory=dict)
+    problems: list[Problem] = field(default_factory=list)
+
+
+def read_listing(root: Path, info: Info) -> Listing:
+    """Read meta/ of any version."""
+    listing = Listing()
+    _read_tasks(root, info, listing)
+    rows = _v3_rows(root, listing) if info.is_v3 else _jsonl(root, "meta/episodes.jsonl", listing)
+    for file, row in rows:
+        index, length, tasks = row.get("episode_index"), row.get("length"), row.get("tasks")
+        if not _is_count(index) or index in listing.episodes:
+            said = "is listed twice" if _is_count(index) else "has no valid episode_index"
+            listing.problems.append(Problem(f"an episode {said}", file=file, value=f"{index!r:.60}"))
+            continue
+        if not _is_count(length):
+            listing.problems.append(Problem("length is not a count", episode=index, file=file, value=f"{length!r:.60}"))
+            length = None
+        texts = tuple(task for task in tasks if isinstance(task, str)) if isinstance(tasks, list) else ()
+        videos = {camera: place for camera in info.cameras if (place := _video_place(row, camera))}
+        known = ("episode_index", "length", "tasks", "dataset_from_index", "dataset_to_index")
+        extra = {key: value for key, value in row.items() if key not in known and "/" not in key}
+        listing.episodes[index] = ListedEpisode(index, length, texts, videos, extra)
+    return listing
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**40
+
+
+def _video_place(row: dict[str, Any], camera: str) -> VideoPlace | None:
+    chunk, file, start = (row.get(f"videos/{camera}/{key}") for key in ("chunk_index", "file_index", "from_timestamp"))
+    if _is_count(chunk) and _is_count(file) and isinstance(start, int | float) and 0 <= start < 1e9:
+        return VideoPlace(chunk, file, float(start))  # type: ignore[arg-type]
+    return None
+
+
+def _read_tasks(root: Path, info: Info, listing: Listing) -> None:
+    if info.is_v3:
+        table = _read_table(root, "meta/tasks.parquet", listing)
+        if table is None:
+            return
+        # The string was the index of a pandas frame: its column is called `task` or `__index_level_0__`.
+        texts = [name for name in table.column_names if name != "task_index"]
+        if "task_index" not in table.column_names or not texts:
+            listing.problems.append(Problem("has no task_index or no task strings", file="meta/tasks.parquet"))
+            return
+        name = "task" if "task" in texts else texts[0]
+        pairs = list(zip(table["task_index"].to_pylist(), table[name].to_pylist(), strict=True))
+        file = "meta/tasks.parquet"
+    else:
+        file = "meta/tasks.jsonl"
+        pairs = [(row.get("task_index"), row.get("task")) for _, row in _jsonl(root, file, listing)]
+    for index, text in pairs:
+        if _is_count(index) and isinstance(text, str):
+            listing.tasks[index] = text
+        else:
+            listing.problems.append(
+                Problem("a task needs an index and a string", file=file, value=f"{index!r}: {text!r:.60}")
+            )
+
+
+def _jsonl(root: Path, relative: str, listing: Listing) -> Iterator[tuple[str, dict[str, Any]]]:
+    try:
+        lines = resolve_inside(root, relative).read_text(encoding="utf-8").splitlines()
+    except FileNotFoundError:
+        listing.problems.append(Problem("is missing", file=relative))
+        return
+    except (OSError, ValueError) as error:
+        listing.problems.append(Problem(f"cannot be read: {error}", file=relative))
+        return
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+            if not isinstance(row, dict):
+                raise ValueError("not an object")
+        except (ValueError, RecursionError) as error:
+            listing.problems.append(Problem(f"line {number} is broken: {error}", file=relative, value=f"{line!r:.60}"))
+            continue
+        yield relative, row
+
+
+def _v3_rows(root: Path, listing: Listing) -> Iterator[tuple[str, dict[str, Any]]]:
+    files = sorted(path.relative_to(root).as_posix() for path in root.glob("meta/episodes/*/*.parquet"))
+    if not files:
+        listing.problems.append(Problem("holds no parquet file that lists the episodes", file="meta/episodes"))
+    for relative in files:
+        # Statistics are skipped: their element types vary from writer to writer, and they are recomputed anyway.
+        table = _read_table(root, relative, listing, skip="stats/")
+        if table is not None:
+            yield from ((relative, row) for row in table.to_pylist())
+
+
+def _read_table(root: Path, relative: str, listing: Listing, skip: str | None = None) -> pa.Table | None:
+    try:
+        with pq.ParquetFile(resolve_inside(root, relative)) as file:
+            names = file.schema_arrow.names
+            return file.read([name for name in names if skip is None or not name.startswith(skip)])
+    except FileNotFoundError:
+        listing.problems.append(Problem("is missing", file=relative))
+    except (OSError, ValueError, pa.ArrowException) as error:
+        listing.problems.append(Problem(f"cannot be read: {_first_line(error)}", file=relative))
+    return None
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).splitlines()[0] if str(error) else type(error).__name__

@@ -1,0 +1,210 @@
+"""The rows of a LeRobot dataset, put in order by what their own columns say."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from jaxtyping import Int64
+
+from pirl.data.columns import ColumnError, ParquetDamageError, read_table, to_numpy
+from pirl.data.layout import DEFAULT_COLUMNS, Info, fill, glob_pattern, resolve_inside
+from pirl.data.metadata import Listing
+from pirl.data.problems import Problem
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Which row of which file is frame k of episode e.
+
+    `order` maps a row (by episode, then frame) to its place in all files laid end to end, in the order of `files`.
+    """
+
+    files: Sequence[str]
+    file_starts: Int64[np.ndarray, " files_plus_one"]
+    order: Int64[np.ndarray, " rows"]
+    episode_ids: Int64[np.ndarray, " episodes"]
+    starts: Int64[np.ndarray, " episodes_plus_one"]
+    tasks: Sequence[str]
+    task_of_row: Int64[np.ndarray, " rows"]
+    column_names: Sequence[str]
+    problems: Sequence[Problem]
+
+    def places(self, episode: int) -> list[tuple[int, Int64[np.ndarray, " rows"]]]:
+        """Files that hold an episode and its rows in each, in the order of its frames."""
+        places = self.order[self.starts[episode] : self.starts[episode + 1]]
+        files = np.searchsorted(self.file_starts, places, side="right") - 1
+        cuts = np.flatnonzero(np.diff(files)) + 1
+        return [
+            (int(numbers[0]), rows - self.file_starts[numbers[0]])
+            for numbers, rows in zip(np.split(files, cuts), np.split(places, cuts), strict=True)
+            if len(rows)
+        ]
+
+    def describe(self, file: int, row: int) -> tuple[int, int]:
+        """Episode number and frame of a row of a file."""
+        position = int(np.flatnonzero(self.order == self.file_starts[file] + row)[0])
+        episode = int(np.searchsorted(self.starts, position, side="right") - 1)
+        return int(self.episode_ids[episode]), position - int(self.starts[episode])
+
+
+def read_rows(root: Path, info: Info, listing: Listing) -> Rows:
+    """Read the columns that place rows, of every file. Metadata is compared with them, never believed."""
+    problems: list[Problem] = []
+    files = _data_files(root, info, listing, problems)
+    kept, sizes, names = [], [], []
+    columns: dict[str, list[np.ndarray]] = {"episode_index": [], "frame_index": [], "task_index": []}
+    for relative, episode in files:
+        try:
+            table, present = read_table(resolve_inside(root, relative), list(columns))
+            found = {
+                name: to_numpy(table[name], (1,)).astype(np.int64)
+                for name in columns
+                if name in table.column_names and len(table)
+            }
+        except (ParquetDamageError, ColumnError, ValueError) as error:
+            problems.append(Problem(str(error), file=relative, episode=episode))
+            continue
+        numbers = found.get("episode_index")
+        if episode is not None:
+            if numbers is not None and np.any(numbers != episode):
+                wrong = numbers[numbers != episode][0]
+                problems.append(
+                    Problem(
+                        "holds rows of another episode",
+                        file=relative,
+                        episode=episode,
+                        column="episode_index",
+                        value=str(wrong),
+                    )  # fmt: skip
+                )
+                continue
+            numbers = np.full(len(table), episode, np.int64)
+        if numbers is None:
+            if len(table):
+                problems.append(
+                    Problem("is missing, so its rows cannot be placed", file=relative, column="episode_index")
+                )
+            continue
+        kept.append(relative)
+        sizes.append(len(table))
+        names.append(present)
+        columns["episode_index"].append(numbers)
+        for name in ("frame_index", "task_index"):
+            columns[name].append(found.get(name, np.full(len(table), -1, np.int64)))
+    stacked = {name: np.concatenate([np.empty(0, np.int64), *parts]) for name, parts in columns.items()}
+    order = np.lexsort((stacked["frame_index"], stacked["episode_index"]))
+    episode_ids, counts = np.unique(stacked["episode_index"], return_counts=True)
+    starts = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+    everywhere = [name for name in (names[0] if names else []) if all(name in other for other in names)]
+    _check_frames(stacked["frame_index"][order], episode_ids, starts, problems)
+    _compare_with_listing(info, listing, episode_ids, counts, problems)
+    for name in DEFAULT_COLUMNS:
+        if name not in everywhere and kept:
+            problems.append(Problem("is missing; rebuilt from what is there", severity="note", column=name))
+    tasks, task_of_row = _tasks(listing, stacked["task_index"][order], episode_ids, starts, problems)
+    file_starts = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
+    return Rows(
+        kept, file_starts, order.astype(np.int64), episode_ids, starts, tasks, task_of_row, everywhere, problems
+    )
+
+
+def _data_files(root: Path, info: Info, listing: Listing, problems: list[Problem]) -> list[tuple[str, int | None]]:
+    """Data files, and for v2 the one episode that each holds."""
+    present = sorted(path.relative_to(root).as_posix() for path in root.glob(glob_pattern(info.data_path)))
+    if info.is_v3:
+        if not present:
+            problems.append(Problem(f"no data file matches {info.data_path}"))
+        return [(relative, None) for relative in present]
+    expected = {}
+    for index in sorted(listing.episodes):
+        chunk = index // info.chunks_size
+        expected[
+            fill(
+                info.data_path,
+                episode_chunk=chunk,
+                chunk_index=chunk,
+                episode_index=index,
+                file_index=index,
+                video_key="",
+            )
+        ] = index
+    for relative, index in expected.items():
+        if relative not in present:
+            problems.append(Problem("is missing", file=relative, episode=index))
+    for stray in sorted(set(present) - set(expected)):
+        problems.append(Problem("belongs to no listed episode; left out", severity="note", file=stray))
+    return [(relative, index) for relative, index in expected.items() if relative in present]
+
+
+def _check_frames(
+    frame_index: np.ndarray, episode_ids: np.ndarray, starts: np.ndarray, problems: list[Problem]
+) -> None:
+    """Frames must count 0, 1, 2, … (where they are numbered at all)."""
+    expected = np.arange(len(frame_index)) - np.repeat(starts[:-1], np.diff(starts))
+    wrong = np.flatnonzero((frame_index != expected) & (frame_index != -1))
+    if not len(wrong):
+        return
+    episodes = np.searchsorted(starts, wrong, side="right") - 1
+    for episode in np.unique(episodes):
+        row = wrong[episodes == episode][0]
+        problems.append(
+            Problem(
+                f"frames should count 0, 1, 2, …; {expected[row]} is missing or there twice",
+                episode=int(episode_ids[episode]),
+                column="frame_index",
+                value=str(frame_index[row]),
+            )
+        )
+
+
+def _compare_with_listing(
+    info: Info, listing: Listing, episode_ids: np.ndarray, counts: np.ndarray, problems: list[Problem]
+) -> None:
+    found = dict(zip(episode_ids.tolist(), counts.tolist(), strict=True))
+    complained = {problem.episode for problem in problems if problem.severity == "problem"}
+    for index, listed in sorted(listing.episodes.items()):
+        if index not in found and index not in complained:
+            problems.append(Problem("is listed but has no frames in the data", episode=index))
+        elif index in found and listed.length is not None and listed.length != found[index]:
+            problems.append(
+                Problem(f"is listed with {listed.length} frames, the data has {found[index]}", episode=index)
+            )
+    for index in sorted(set(found) - set(listing.episodes)):
+        problems.append(Problem("is in the data but not listed under meta/", episode=index))
+    if not found and not any(problem.severity == "problem" for problem in [*problems, *listing.problems]):
+        problems.append(Problem("the dataset has no episodes"))
+    for key, claimed, actual in (
+        ("total_episodes", info.total_episodes, len(found)),
+        ("total_frames", info.total_frames, int(counts.sum())),
+    ):
+        if claimed is not None and claimed != actual:
+            problems.append(
+                Problem(f"{key} is {claimed}, the data has {actual}", severity="note", file="meta/info.json")
+            )
+
+
+def _tasks(
+    listing: Listing, task_index: np.ndarray, episode_ids: np.ndarray, starts: np.ndarray, problems: list[Problem]
+) -> tuple[list[str], Int64[np.ndarray, " rows"]]:
+    """Task strings, and which one each row has: by its task_index, or else the first its episode is listed with."""
+    texts = dict.fromkeys(listing.tasks.values())
+    by_index = np.full(int(max([*listing.tasks, *task_index.tolist(), -1])) + 2, -1, np.int64)
+    positions = {text: position for position, text in enumerate(texts)}
+    for index, text in listing.tasks.items():
+        by_index[index] = positions[text]
+    task_of_row = np.where(task_index >= 0, by_index[task_index], -1)
+    for episode, index in enumerate(episode_ids.tolist()):
+        rows = slice(starts[episode], starts[episode + 1])
+        unknown = task_of_row[rows] == -1
+        if not np.any(unknown):
+            continue
+        named = task_index[rows][unknown][0]
+        listed = listing.episodes.get(index)
+        if named != -1:
+            problems.append(
+                Problem("refers to no task of meta/tasks", episode=index, column="task_index", value=str(named))
+            )
+        text = listed.tasks[0] if listed and listed.tasks else ""
+        task_of_row[rows] = np.where(unknown, positions.setdefault(text, len(positions)), task_of_row[rows])
+    return list(positions), task_of_row

@@ -1,0 +1,165 @@
+"""Which frames of which video file belong to which episode, found by counting frames."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from pirl.data.layout import Info, fill, resolve_inside
+from pirl.data.metadata import Listing
+from pirl.data.problems import Problem
+from pirl.data.rows import Rows
+from pirl.data.video import VideoIndex, index_video
+from pirl.errors import DataError
+
+
+@dataclass(frozen=True)
+class Segment:
+    """An episode's frames: from number `first` of a video file on."""
+
+    video: VideoIndex
+    first: int
+
+
+def find_segments(
+    root: Path, info: Info, listing: Listing, rows: Rows, camera: str
+) -> tuple[list[Segment | None], list[Problem]]:
+    """The place of every episode in a camera's videos (None where it cannot be told), and what is wrong there."""
+    problems: list[Problem] = []
+    by_file: dict[str, list[int]] = {}
+    for position, episode in enumerate(rows.episode_ids.tolist()):
+        relative = _video_file(root, info, listing, episode, camera)
+        if relative is None:
+            problems.append(Problem("no video is listed for this episode", episode=episode, column=camera))
+        else:
+            by_file.setdefault(relative, []).append(position)
+    segments: list[Segment | None] = [None] * len(rows.episode_ids)
+    for relative, positions in by_file.items():
+        try:
+            path, note = _existing(root, relative)
+            if note and not any(problem.message == note.message for problem in problems):
+                problems.append(note)
+            video = index_video(path)
+        except (DataError, ValueError) as error:
+            for position in positions:
+                problems.append(
+                    Problem(str(error), episode=int(rows.episode_ids[position]), file=relative, column=camera)
+                )
+            continue
+        if info.is_v3:
+            found = _split(video, relative, positions, info, listing, rows, camera, problems)
+        else:
+            found = _whole(video, relative, positions[0], rows, camera, problems)
+        for position, segment in found.items():
+            segments[position] = segment
+    return segments, problems
+
+
+def _video_file(root: Path, info: Info, listing: Listing, episode: int, camera: str) -> str | None:
+    if not info.is_v3:
+        chunk = episode // info.chunks_size
+        return fill(
+            info.video_path,
+            episode_chunk=chunk,
+            chunk_index=chunk,
+            episode_index=episode,
+            file_index=episode,
+            video_key=camera,
+        )
+    listed = listing.episodes.get(episode)
+    place = listed.videos.get(camera) if listed else None
+    if place is None:
+        return None
+    return fill(
+        info.video_path,
+        chunk_index=place.chunk,
+        episode_chunk=place.chunk,
+        file_index=place.file,
+        episode_index=episode,
+        video_key=camera,
+    )
+
+
+def _existing(root: Path, relative: str) -> tuple[Path, Problem | None]:
+    path = resolve_inside(root, relative)
+    if path.is_file():
+        return path, None
+    # Seen in hand-made data: the directory is called video, info.json says videos.
+    if (
+        relative.startswith("videos/")
+        and (other := resolve_inside(root, relative.replace("videos", "video", 1))).is_file()
+    ):
+        return other, Problem("info.json says videos/, the files are in video/; read from there", severity="note")
+    raise DataError("the video file is missing")
+
+
+def _whole(
+    video: VideoIndex, relative: str, position: int, rows: Rows, camera: str, problems: list[Problem]
+) -> dict[int, Segment]:
+    """v2: a file is an episode."""
+    length, episode = int(rows.starts[position + 1] - rows.starts[position]), int(rows.episode_ids[position])
+    if len(video) != length:
+        problems.append(
+            Problem(
+                f"the video has {len(video)} frames, the data {length}", file=relative, episode=episode, column=camera
+            )
+        )
+    return {position: Segment(video, 0)} if len(video) >= length else {}
+
+
+def _split(
+    video: VideoIndex,
+    relative: str,
+    positions: list[int],
+    info: Info,
+    listing: Listing,
+    rows: Rows,
+    camera: str,
+    problems: list[Problem],
+) -> dict[int, Segment]:
+    """v3: episodes lie one after the other.
+
+    If their lengths add up to the frames of the file, counting places them exactly. Otherwise (episodes were removed
+    from the lists, say) the recorded start times have to do, and must be within half a frame of a frame.
+    """
+    starts_s = {p: listing.episodes[int(rows.episode_ids[p])].videos[camera].start_s for p in positions}
+    positions = sorted(positions, key=lambda position: (starts_s[position], position))
+    lengths = [int(rows.starts[position + 1] - rows.starts[position]) for position in positions]
+    by_count = np.concatenate([[0], np.cumsum(lengths)])
+    exact = int(by_count[-1]) == len(video)
+    if not exact:
+        problems.append(
+            Problem(
+                f"the video has {len(video)} frames, its {len(positions)} episodes have {by_count[-1]}",
+                severity="note" if len(video) > by_count[-1] else "problem",
+                file=relative,
+                column=camera,
+            )
+        )
+    found = {}
+    for position, length, counted in zip(positions, lengths, by_count, strict=False):
+        episode, start = int(rows.episode_ids[position]), starts_s[position]
+        timed = video.nearest(start)
+        if exact and abs(start * info.fps - counted) > 0.5:
+            problems.append(
+                Problem(
+                    f"from_timestamp is {start:.4f} s, its frames begin at {counted / info.fps:.4f} s; placed by counting",
+                    severity="note",
+                    file=relative,
+                    episode=episode,
+                    column=camera,
+                )
+            )
+        first = int(counted) if exact else timed
+        if first + length > len(video):
+            problems.append(
+                Problem(
+                    f"needs {length} frames from frame {first} on, the video has {len(video)}",
+                    file=relative,
+                    episode=episode,
+                    column=camera,
+                )
+            )
+            continue
+        found[position] = Segment(video, first)
+    return found
