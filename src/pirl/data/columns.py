@@ -59,7 +59,8 @@ def to_numpy(column: pa.ChunkedArray, shape: tuple[int, ...] | None) -> np.ndarr
         array = pa.concat_arrays(array.chunks) if array.num_chunks else pa.array([], column.type)
     if isinstance(array, pa.ExtensionArray):
         array = array.storage
-    rows, sizes = len(array), []
+    rows = len(array)
+    sizes: list[int] = []
     if array.null_count:
         raise ColumnError("has empty cells", row=int(np.flatnonzero(np.asarray(array.is_null()))[0]), value="null")
     while _is_list(array.type):

@@ -87,12 +87,14 @@ class Dataset:
                     problems += complaints
                     for name, array in arrays.items():
                         parts[name].append(array)
-        for name, arrays in parts.items():
-            if len(arrays) == len(self.rows.files) and len({array.shape[1:] for array in arrays}) == 1:
-                self._columns[name] = np.concatenate(arrays)[self.rows.order]
-            elif len(arrays) == len(self.rows.files):
-                widths = sorted({array.shape[1:] for array in arrays})
-                problems.append(Problem("changes its width between files", column=name, value=f"{widths}"))
+        for name, pieces in parts.items():
+            shapes = {piece.shape[1:] for piece in pieces}
+            if len(pieces) < len(self.rows.files):
+                continue
+            if len(shapes) == 1:
+                self._columns[name] = np.concatenate(pieces)[self.rows.order]
+            else:
+                problems.append(Problem("changes its width between files", column=name, value=f"{sorted(shapes)}"))
         return {name: self._columns[name] for name in names if name in self._columns}, problems
 
     def _read_file(self, number: int, names: Sequence[str]) -> tuple[dict[str, np.ndarray], list[Problem]]:
@@ -110,17 +112,11 @@ class Dataset:
             try:
                 arrays[name] = to_numpy(table[name], feature.shape if feature else None)
             except ColumnError as error:
-                where = self.rows.describe(number, error.row) if error.row is not None else None
-                at = f"frame {where[1]} " if where else ""
-                problems.append(
-                    Problem(
-                        f"{at}{error}",
-                        file=relative,
-                        column=name,
-                        episode=where[0] if where else None,
-                        value=error.value,
-                    )  # fmt: skip
-                )
+                episode, message = None, str(error)
+                if error.row is not None:
+                    episode, frame = self.rows.describe(number, error.row)
+                    message = f"frame {frame} {error}"
+                problems.append(Problem(message, file=relative, column=name, episode=episode, value=error.value))
         return arrays, problems
 
     # --- pictures ----------------------------------------------------------------------------------------------------

@@ -50,7 +50,7 @@ class Feature:
             return None
         names = [str(name) for name in self.names] if isinstance(self.names, list) else []
         channels_first = names[0].startswith("channel") if names else self.shape[0] in (1, 3) and self.shape[2] > 4
-        return self.shape[1:] if channels_first else self.shape[:2]  # type: ignore[return-value]
+        return self.shape[1:] if channels_first else self.shape[:2]
 
 
 @dataclass(frozen=True)
@@ -179,9 +179,11 @@ def _check_template(template: Any) -> str | None:
     return None
 
 
-def fill(template: str, **values: Any) -> str:
-    """A path from a (checked) template; v2 names chunks `episode_chunk`, v3 and some hand-made data `chunk_index`."""
-    return template.format(**values)
+def fill(template: str, chunk: int, file: int, camera: str = "") -> str:
+    """A path from a (checked) template. v2 counts files by episode; hand-made data mixes the names of both versions."""
+    return template.format(
+        episode_chunk=chunk, chunk_index=chunk, episode_index=file, file_index=file, video_key=camera
+    )
 
 
 def glob_pattern(template: str) -> str:

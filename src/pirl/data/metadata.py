@@ -48,7 +48,8 @@ def read_listing(root: Path, info: Info) -> Listing:
     _read_tasks(root, info, listing)
     rows = _v3_rows(root, listing) if info.is_v3 else _jsonl(root, "meta/episodes.jsonl", listing)
     for file, row in rows:
-        index, length, tasks = row.get("episode_index"), row.get("length"), row.get("tasks")
+        index: Any = row.get("episode_index")
+        length, tasks = row.get("length"), row.get("tasks")
         if not _is_count(index) or index in listing.episodes:
             said = "is listed twice" if _is_count(index) else "has no valid episode_index"
             listing.problems.append(Problem(f"an episode {said}", file=file, value=f"{index!r:.60}"))

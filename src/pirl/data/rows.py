@@ -69,22 +69,14 @@ def read_rows(root: Path, info: Info, listing: Listing) -> Rows:
         if episode is not None:
             if numbers is not None and np.any(numbers != episode):
                 wrong = numbers[numbers != episode][0]
-                problems.append(
-                    Problem(
-                        "holds rows of another episode",
-                        file=relative,
-                        episode=episode,
-                        column="episode_index",
-                        value=str(wrong),
-                    )  # fmt: skip
-                )
+                what = "holds rows of another episode"
+                problems.append(Problem(what, "problem", episode, relative, "episode_index", str(wrong)))
                 continue
             numbers = np.full(len(table), episode, np.int64)
         if numbers is None:
             if len(table):
-                problems.append(
-                    Problem("is missing, so its rows cannot be placed", file=relative, column="episode_index")
-                )
+                what = "is missing, so its rows cannot be placed"
+                problems.append(Problem(what, file=relative, column="episode_index"))
             continue
         kept.append(relative)
         sizes.append(len(table))
@@ -116,19 +108,9 @@ def _data_files(root: Path, info: Info, listing: Listing, problems: list[Problem
         if not present:
             problems.append(Problem(f"no data file matches {info.data_path}"))
         return [(relative, None) for relative in present]
-    expected = {}
-    for index in sorted(listing.episodes):
-        chunk = index // info.chunks_size
-        expected[
-            fill(
-                info.data_path,
-                episode_chunk=chunk,
-                chunk_index=chunk,
-                episode_index=index,
-                file_index=index,
-                video_key="",
-            )
-        ] = index
+    expected = {
+        fill(info.data_path, chunk=index // info.chunks_size, file=index): index for index in sorted(listing.episodes)
+    }
     for relative, index in expected.items():
         if relative not in present:
             problems.append(Problem("is missing", file=relative, episode=index))

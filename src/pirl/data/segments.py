@@ -28,7 +28,7 @@ def find_segments(
     problems: list[Problem] = []
     by_file: dict[str, list[int]] = {}
     for position, episode in enumerate(rows.episode_ids.tolist()):
-        relative = _video_file(root, info, listing, episode, camera)
+        relative = _video_file(info, listing, episode, camera)
         if relative is None:
             problems.append(Problem("no video is listed for this episode", episode=episode, column=camera))
         else:
@@ -41,10 +41,8 @@ def find_segments(
                 problems.append(note)
             video = index_video(path)
         except (DataError, ValueError) as error:
-            for position in positions:
-                problems.append(
-                    Problem(str(error), episode=int(rows.episode_ids[position]), file=relative, column=camera)
-                )
+            for episode in rows.episode_ids[positions].tolist():
+                problems.append(Problem(str(error), episode=episode, file=relative, column=camera))
             continue
         if info.is_v3:
             found = _split(video, relative, positions, info, listing, rows, camera, problems)
@@ -55,29 +53,12 @@ def find_segments(
     return segments, problems
 
 
-def _video_file(root: Path, info: Info, listing: Listing, episode: int, camera: str) -> str | None:
+def _video_file(info: Info, listing: Listing, episode: int, camera: str) -> str | None:
     if not info.is_v3:
-        chunk = episode // info.chunks_size
-        return fill(
-            info.video_path,
-            episode_chunk=chunk,
-            chunk_index=chunk,
-            episode_index=episode,
-            file_index=episode,
-            video_key=camera,
-        )
+        return fill(info.video_path, chunk=episode // info.chunks_size, file=episode, camera=camera)
     listed = listing.episodes.get(episode)
     place = listed.videos.get(camera) if listed else None
-    if place is None:
-        return None
-    return fill(
-        info.video_path,
-        chunk_index=place.chunk,
-        episode_chunk=place.chunk,
-        file_index=place.file,
-        episode_index=episode,
-        video_key=camera,
-    )
+    return fill(info.video_path, chunk=place.chunk, file=place.file, camera=camera) if place else None
 
 
 def _existing(root: Path, relative: str) -> tuple[Path, Problem | None]:
@@ -85,11 +66,10 @@ def _existing(root: Path, relative: str) -> tuple[Path, Problem | None]:
     if path.is_file():
         return path, None
     # Seen in hand-made data: the directory is called video, info.json says videos.
-    if (
-        relative.startswith("videos/")
-        and (other := resolve_inside(root, relative.replace("videos", "video", 1))).is_file()
-    ):
-        return other, Problem("info.json says videos/, the files are in video/; read from there", severity="note")
+    if relative.startswith("videos/"):
+        other = resolve_inside(root, relative.replace("videos", "video", 1))
+        if other.is_file():
+            return other, Problem("info.json says videos/, the files are in video/; read from there", severity="note")
     raise DataError("the video file is missing")
 
 
@@ -143,7 +123,7 @@ def _split(
         if exact and abs(start * info.fps - counted) > 0.5:
             problems.append(
                 Problem(
-                    f"from_timestamp is {start:.4f} s, its frames begin at {counted / info.fps:.4f} s; placed by counting",
+                    f"from_timestamp is {start:.4f} s; counting frames gives {counted / info.fps:.4f} s, which is used",
                     severity="note",
                     file=relative,
                     episode=episode,
