@@ -13,10 +13,15 @@ import tyro
 
 import pirl
 from pirl.cli.convert import Convert
+from pirl.cli.data import DATA_COMMANDS
 from pirl.errors import UserError
 
-# A subcommand is a dataclass of its options with a `run` that returns the exit code.
-COMMANDS: dict[str, Any] = {"convert": Convert}
+# A subcommand is a dataclass of its options with a `run` that returns the exit code, or a group of such subcommands.
+COMMANDS: dict[str, Any] = {"convert": Convert, "data": DATA_COMMANDS}
+_ABOUT = {
+    "pirl": "Reinforcement-learning post-training for π₀-family robot policies.",
+    "pirl data": "Look into, check and label LeRobot datasets.",
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
@@ -48,27 +53,38 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         sys.exit(130)
 
 
-def _parse(arguments: Sequence[str]) -> Any:
-    _reject_unknown_flags(arguments)
+def _parse(arguments: Sequence[str], commands: dict[str, Any] = COMMANDS, program: str = "pirl") -> Any:
+    command = commands.get(arguments[0]) if arguments else None
+    if isinstance(command, dict):
+        return _parse(arguments[1:], command, f"{program} {arguments[0]}")
+    if command is not None:
+        _reject_unknown_flags(arguments[1:], command, f"{program} {arguments[0]}")
+    # A group shows up in the list of commands by what it is for; whoever calls it has been led into it above.
+    shown = {
+        name: _group(f"{program} {name}") if isinstance(entry, dict) else entry for name, entry in commands.items()
+    }
     return tyro.extras.subcommand_cli_from_dict(
-        COMMANDS,
-        prog="pirl",
-        description="Reinforcement-learning post-training for π₀-family robot policies.",
+        shown,
+        prog=program,
+        description=_ABOUT[program],
         args=arguments,
         config=(tyro.conf.FlagCreatePairsOff,),
     )
 
 
-def _reject_unknown_flags(arguments: Sequence[str]) -> None:
+def _group(program: str) -> Any:
+    """A stand-in for a group of commands in the list of commands."""
+    return dataclasses.make_dataclass("Group", [], namespace={"__doc__": _ABOUT[program]})
+
+
+def _reject_unknown_flags(arguments: Sequence[str], command: Any, program: str) -> None:
     """Name a mistyped flag. The parser by itself would take what follows it as its value, and then miss an argument."""
-    if not arguments or arguments[0] not in COMMANDS:
-        return
-    known = ["--help", *(f"--{field.name.replace('_', '-')}" for field in dataclasses.fields(COMMANDS[arguments[0]]))]
-    for flag in (argument.split("=")[0].replace("_", "-") for argument in arguments[1:] if argument.startswith("--")):
+    known = ["--help", *(f"--{field.name.replace('_', '-')}" for field in dataclasses.fields(command))]
+    for flag in (argument.split("=")[0].replace("_", "-") for argument in arguments if argument.startswith("--")):
         if flag not in known:
             near = difflib.get_close_matches(flag, known, n=1)
             hint = f"Did you mean {near[0]}? " if near else ""
-            raise UserError(f"pirl {arguments[0]} has no option {flag}. {hint}See pirl {arguments[0]} --help.")
+            raise UserError(f"{program} has no option {flag}. {hint}See {program} --help.")
 
 
 if __name__ == "__main__":

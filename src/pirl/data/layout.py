@@ -37,6 +37,7 @@ class Feature:
     dtype: str
     shape: tuple[int, ...]
     names: Any = None
+    codec: str | None = None
 
     @property
     def is_camera(self) -> bool:
@@ -155,7 +156,9 @@ def _read_feature(name: str, entry: Any) -> Feature | None:
         return None
     if not all(isinstance(n, int) and not isinstance(n, bool) and 0 <= n <= _LARGEST_AXIS for n in shape):
         return None
-    return Feature(name, dtype, tuple(shape), entry.get("names"))
+    details = entry.get("info") or entry.get("video_info")
+    codec = details.get("video.codec") if isinstance(details, dict) else None
+    return Feature(name, dtype, tuple(shape), entry.get("names"), codec if isinstance(codec, str) else None)
 
 
 def _check_template(template: Any) -> str | None:

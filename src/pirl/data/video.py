@@ -11,6 +11,10 @@ from jaxtyping import Int64, UInt8
 from pirl.errors import DataError
 
 
+# Decoders are named by their library, and info.json may use yet another name.
+_CODEC_NAMES = {"libdav1d": "av1", "libaom-av1": "av1", "libsvtav1": "av1", "mp4v": "mpeg4", "h265": "hevc"}
+
+
 @dataclass(frozen=True)
 class VideoIndex:
     """What a file holds, found without decoding: presentation times of its frames, in order."""
@@ -31,6 +35,11 @@ class VideoIndex:
         return int(np.abs((self.pts - self.pts[0]) * self.seconds_per_tick - seconds).argmin())
 
 
+def codec_name(name: str) -> str:
+    """The codec, whichever of its names is given."""
+    return _CODEC_NAMES.get(name, name)
+
+
 def index_video(path: Path) -> VideoIndex:
     """Read the times of all frames from the packets."""
     try:
@@ -46,7 +55,7 @@ def index_video(path: Path) -> VideoIndex:
                 path,
                 np.sort(np.asarray(times, np.int64)),
                 float(stream.time_base or 1),
-                context.name,
+                codec_name(context.name),
                 (context.height, context.width),
             )
     except (av.FFmpegError, OSError, ValueError) as error:

@@ -1,0 +1,23 @@
+"""Tables and text for people, printed so that a reader that stops reading (head) is handled in one place."""
+
+from typing import Any
+
+
+def show(*parts: Any) -> None:
+    """Print tables and strings one below the other."""
+    from rich.console import Console
+
+    console = Console(width=None if Console().is_terminal else 160, highlight=False, markup=False, emoji=False)
+    with console.capture() as text:
+        console.print(*parts, sep="\n")
+    print(text.get(), end="")
+
+
+def facts(rows: list[tuple[str, str]]) -> Any:
+    """A table of names and what is said about them."""
+    from rich.table import Table
+
+    table = Table(show_header=False, box=None, pad_edge=False)
+    for name, value in rows:
+        table.add_row(name, value)
+    return table

@@ -1,0 +1,260 @@
+"""Decode once: a dataset's camera frames, resized to what the policy sees, kept on disk and recognised by content."""
+
+import contextlib
+import hashlib
+import json
+import logging
+import os
+import shutil
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import CancelledError, ThreadPoolExecutor, as_completed
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol, get_args
+
+import numpy as np
+from jaxtyping import Int64, UInt8
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
+from rich.text import Text
+
+from pirl.data.file_digests import file_digests
+from pirl.data.frame_entries import entry_directory, frames_directory, locked
+from pirl.data.frame_store import (
+    ABOUT_FILE,
+    FORMAT_VERSION,
+    Compression,
+    StoreLayout,
+    StoreWriter,
+    open_store,
+    recorded_episodes,
+    writing,
+)
+from pirl.data.frames import Frames
+from pirl.data.images import resize_with_pad
+from pirl.errors import ConfigError, DataError
+
+logger = logging.getLogger(__name__)
+DIGESTS_FILE = "digests.json"
+# Of the plain size, as seen on robot cameras; only an estimate is possible before encoding.
+_EXPECTED_RATIO: dict[Compression, float] = {"none": 1.0, "png": 0.6, "jpeg": 0.25}
+_SECONDS_BETWEEN_LOG_LINES = 30.0
+
+
+class FrameSource(Protocol):
+    """A whole dataset, seen as the frames of its cameras. Whoever trains on some episodes selects rows of the cache."""
+
+    @property
+    def name(self) -> str:
+        """For messages."""
+
+    @property
+    def lengths(self) -> Int64[np.ndarray, " episodes"]:
+        """Frames per episode."""
+
+    def decode(self, camera: str, episode: int) -> Iterator[UInt8[np.ndarray, "h w 3"]]:
+        """The frames of one episode, named by its position 0 … E-1, in order; called from several threads."""
+
+    def source_files(self, camera: str) -> Sequence[Path]:
+        """Every file that decides what `decode` yields for this camera, in an order that moving the dataset keeps."""
+
+
+@dataclass(frozen=True)
+class FrameCacheConfig:
+    """How frames are kept: their size, and whether to save disk ("png" is lossless, "jpeg" nearly so) or time."""
+
+    height: int
+    width: int
+    compression: Compression = "none"
+    # Where caches lie; by default in pirl's cache directory.
+    directory: Path | None = None
+    # Threads that decode; by default one for each processor.
+    workers: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.height < 1 or self.width < 1:
+            raise ConfigError(f"frames of {self.height} x {self.width} pixels cannot be kept; give a positive size.")
+        if self.compression not in get_args(Compression):
+            raise ConfigError(f"compression {self.compression!r} is not known; use one of {get_args(Compression)}.")
+        if self.workers is not None and self.workers < 1:
+            raise ConfigError(f"workers is {self.workers}; at least one thread has to decode.")
+
+
+@dataclass(frozen=True)
+class _Entry:
+    camera: str
+    directory: Path
+    layout: StoreLayout
+
+
+def open_frames(
+    source: FrameSource, camera_names: Sequence[str], config: FrameCacheConfig, *, progress: bool = True
+) -> dict[str, Frames]:
+    """The frames of these cameras; what is not in the cache yet is decoded first, by one process for all.
+
+    A build that is interrupted in any way is continued by the next call. The cache may be deleted at any time.
+    """
+    entries = [_entry(source, camera, config) for camera in dict.fromkeys(camera_names)]
+    workers = config.workers or len(os.sched_getaffinity(0))
+    frames: dict[str, Frames] = {}
+
+    def open_complete() -> list[_Entry]:
+        """Open what is there, and tell what is not."""
+        for entry in entries:
+            if entry.camera not in frames and (opened := open_store(entry.directory, entry.layout, workers)):
+                frames[entry.camera] = opened
+        return [entry for entry in entries if entry.camera not in frames]
+
+    if missing := open_complete():
+        with contextlib.ExitStack() as locks:
+            # In the same order everywhere, so that no two processes wait for each other.
+            for entry in sorted(missing, key=lambda entry: entry.directory):
+                locks.enter_context(locked(entry.directory))
+            if missing := open_complete():
+                _build(source, missing, config, workers, progress)
+                if open_complete():
+                    raise DataError(f"the frame cache of {source.name} was deleted while it was built. Run again.")
+    for entry in entries:
+        # The time of last use. A cache that can only be read is used without leaving a trace.
+        with contextlib.suppress(OSError):
+            os.utime(entry.directory / ABOUT_FILE)
+    return {entry.camera: frames[entry.camera] for entry in entries}
+
+
+def _entry(source: FrameSource, camera: str, config: FrameCacheConfig) -> _Entry:
+    layout = StoreLayout(source.lengths, config.height, config.width, config.compression)
+    if not layout.shape[0]:
+        raise DataError(f"{source.name} has no frames.")
+    directory = frames_directory(config.directory)
+    # The camera takes part: cameras kept as images share their files.
+    content = {
+        "format": FORMAT_VERSION,
+        "camera": camera,
+        "files": file_digests(source.source_files(camera), directory / DIGESTS_FILE),
+        "lengths": layout.lengths.tolist(),
+        "size": [layout.height, layout.width],
+        "compression": layout.compression,
+    }
+    key = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+    return _Entry(camera, entry_directory(directory, camera, key), layout)
+
+
+def _build(source: FrameSource, entries: list[_Entry], config: FrameCacheConfig, workers: int, progress: bool) -> None:
+    """Write what is missing of these entries, and declare them complete."""
+    total = sum(entry.layout.shape[0] for entry in entries)
+    recorded = [recorded_episodes(entry.directory, entry.layout) for entry in entries]
+    done = sum(int(source.lengths[episode]) for episodes in recorded for episode in episodes)
+    _announce(source.name, entries, config, total, done)
+    stop = threading.Event()
+    with contextlib.ExitStack() as stack:
+        writers = [StoreWriter(entry.directory, entry.layout, _about(source, entry)) for entry in entries]
+        for writer in writers:
+            stack.callback(writer.close)
+        advance = stack.enter_context(_progress(source.name, total, done, progress))
+        pool = stack.enter_context(ThreadPoolExecutor(workers, "frame-cache"))
+        try:
+            futures = [
+                pool.submit(writer.write, episode, _resized(source, entry, episode, stop, advance))
+                for entry, writer in zip(entries, writers, strict=True)
+                for episode in range(len(entry.layout.lengths))
+                if episode not in writer.finished
+            ]
+            for future in as_completed(futures):
+                future.result()
+        except BaseException:
+            stop.set()
+            pool.shutdown(cancel_futures=True)
+            raise
+        for entry, writer in zip(entries, writers, strict=True):
+            if _entry(source, entry.camera, config).directory != entry.directory:
+                shutil.rmtree(entry.directory, ignore_errors=True)
+                raise DataError(f"{source.name} changed while camera {entry.camera!r} was decoded. Run again.")
+            writer.complete()
+
+
+def _about(source: FrameSource, entry: _Entry) -> dict[str, str | int]:
+    frames, height, width, _ = entry.layout.shape
+    size = {"frames": frames, "height": height, "width": width}
+    return {"dataset": source.name, "camera": entry.camera, **size, "compression": entry.layout.compression}
+
+
+def _resized(
+    source: FrameSource, entry: _Entry, episode: int, stop: threading.Event, advance: Callable[[], None]
+) -> Iterator[UInt8[np.ndarray, "h w 3"]]:
+    """The frames of one episode in the size of the cache; fails if they are not as many as the episode has."""
+    expected, count = int(entry.layout.lengths[episode]), 0
+    where = f"{source.name}: camera {entry.camera!r}, episode {episode}"
+    for count, frame in enumerate(source.decode(entry.camera, episode), 1):
+        if stop.is_set():
+            raise CancelledError
+        if count > expected:
+            continue
+        try:
+            resized = resize_with_pad(frame, entry.layout.height, entry.layout.width)
+        except DataError as error:
+            raise DataError(f"{where}, frame {count - 1}: {error}") from error
+        yield resized
+        advance()
+    if count != expected:
+        raise DataError(
+            f"{where}: expected {expected} frames, got {count}. The recording is damaged or its metadata is wrong; "
+            "repair the episode or remove it from the dataset."
+        )
+
+
+def _announce(name: str, entries: list[_Entry], config: FrameCacheConfig, total: int, done: int) -> None:
+    """Say what will be written; refuse what cannot fit."""
+    directory = frames_directory(config.directory)
+    with writing(directory):
+        free = shutil.disk_usage(directory).free
+    frame_bytes = entries[0].layout.frame_bytes * _EXPECTED_RATIO[config.compression]
+    what = (
+        f"frame cache for {name}: {len(entries)} camera{'s' if len(entries) > 1 else ''} x "
+        f"{entries[0].layout.shape[0]:,} frames at {config.height}x{config.width} = "
+        f"{'' if config.compression == 'none' else 'about '}{_readable(total * frame_bytes)} in {directory} "
+        f"({_readable(free)} free{f', {_readable(done * frame_bytes)} already written' if done else ''})"
+    )
+    if (total - done) * frame_bytes > free:
+        other = 'compression="jpeg" (about a quarter), ' if config.compression != "jpeg" else ""
+        raise DataError(
+            f"the disk is too small for the {what}. Use {other}a smaller size, or set PIRL_CACHE to a directory on "
+            "another disk."
+        )
+    logger.info("%s", what)
+
+
+def _readable(size: float) -> str:
+    return f"{size / 2**30:,.1f} GiB" if size >= 2**30 else f"{size / 2**20:,.1f} MiB"
+
+
+class _Rate(ProgressColumn):
+    def render(self, task: Task) -> Text:
+        return Text(f"{task.speed or 0:,.0f} frames/s")
+
+
+@contextlib.contextmanager
+def _progress(name: str, total: int, done: int, show: bool) -> Iterator[Callable[[], None]]:
+    """What to call after each frame: moves a bar on a terminal, logs a line now and then elsewhere."""
+    if show and sys.stderr.isatty():
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), _Rate(), TimeRemainingColumn())
+        with Progress(*columns, console=Console(stderr=True)) as bar:
+            task = bar.add_task(f"decoding {name}", total=total, completed=done)
+            yield lambda: bar.advance(task)
+        return
+    lock, begin = threading.Lock(), time.monotonic()
+    count, logged = 0, begin
+
+    def advance() -> None:
+        nonlocal count, logged
+        with lock:
+            count += 1
+            now = time.monotonic()
+            if show and now - logged >= _SECONDS_BETWEEN_LOG_LINES:
+                logged, rate = now, count / (now - begin)
+                left = (total - done - count) / rate
+                logger.info("%s: %d of %d frames, %.0f frames/s, %.0f s left", name, done + count, total, rate, left)
+
+    yield advance

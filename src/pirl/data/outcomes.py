@@ -1,0 +1,279 @@
+"""How episodes ended and what each step was worth, from whichever convention a dataset follows.
+
+Success of an episode, from the first of these that says something: a label (`pirl data label`); the success column;
+a success field in the episode metadata; rewards that are 0/1 or -1/0; and, only if asked, that a demonstration
+without any of these succeeded.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from jaxtyping import Bool, Float32, Int8, Int64
+
+from pirl.data.dataset import Dataset
+from pirl.data.labels import LABEL_FILE, Label, read_labels
+from pirl.data.problems import BrokenDatasetError, Problem
+from pirl.errors import ConfigError
+
+SUCCESS_COLUMNS = ("next.success", "is_success", "success")
+DONE_COLUMNS = ("next.done", "done")
+TRUNCATED_COLUMNS = ("next.truncated", "truncated")
+TERMINATED_COLUMNS = ("next.terminated", "terminated")
+REWARD_COLUMN = "next.reward"
+_HOW_TO_LABEL = (
+    "label it (pirl data label), name its reward column, or, for plain demonstrations, set unlabelled to success"
+)
+
+
+@dataclass(frozen=True)
+class OutcomeConfig:
+    """What counts as reward, and how the end of an episode is understood.
+
+    `reward`: `sparse` is 1 at the step of success and 0 elsewhere; `step_penalty` is -1 per step, 0 at the step of
+    success; `raw` is the reward column as it is.
+    `failures`: whether an unsuccessful episode truly ended (`terminal`) or ran out of time (`timeout`), where the data
+    does not tell. `auto` is `timeout` for `step_penalty`, which would otherwise prefer to fail early, else `terminal`.
+    `unlabelled`: what to make of episodes that say nothing about success.
+    """
+
+    reward: Literal["sparse", "step_penalty", "raw"] = "sparse"
+    reward_column: str | None = None
+    success_column: str | None = None
+    failures: Literal["auto", "terminal", "timeout"] = "auto"
+    unlabelled: Literal["error", "success"] = "error"
+
+    def __post_init__(self) -> None:
+        for name, value, known in (
+            ("reward", self.reward, ("sparse", "step_penalty", "raw")),
+            ("failures", self.failures, ("auto", "terminal", "timeout")),
+            ("unlabelled", self.unlabelled, ("error", "success")),
+        ):
+            if value not in known:
+                raise ConfigError(f"{name} should be one of {', '.join(known)}; it is {value!r}.")
+
+
+@dataclass(frozen=True)
+class Outcomes:
+    """Rewards and ends by row and episode. Rows of an episode past `ends` come after its end and are not used."""
+
+    rewards: Float32[np.ndarray, " rows"]
+    terminals: Bool[np.ndarray, " rows"]
+    ends: Int64[np.ndarray, " episodes"]
+    success: Int8[np.ndarray, " episodes"]  # 1, 0, or -1 where nothing tells
+    notes: Sequence[Problem]
+
+
+def read_outcomes(dataset: Dataset, config: OutcomeConfig) -> Outcomes:
+    """Work out how each episode ended; raises with every episode that does not say."""
+    outcomes, problems = try_outcomes(dataset, config)
+    if problems:
+        raise BrokenDatasetError(dataset.name, problems)
+    assert outcomes is not None
+    return outcomes
+
+
+def try_outcomes(dataset: Dataset, config: OutcomeConfig) -> tuple[Outcomes | None, list[Problem]]:
+    """The outcomes, or everything that keeps them from being told."""
+    evidence, problems = _gather_evidence(dataset, config)
+    if problems:
+        return None, problems
+    starts, episodes = dataset.starts, len(dataset.episode_ids)
+    rewards = np.zeros(len(dataset), np.float32)
+    terminals = np.zeros(len(dataset), bool)
+    ends, success = starts[1:].copy(), np.full(episodes, -1, np.int8)
+    notes: list[Problem] = []
+    silent: list[int] = []
+    for episode in range(episodes):
+        first, last = int(starts[episode]), int(starts[episode + 1])
+        number = int(dataset.episode_ids[episode])
+        succeeded, at = evidence.success(episode, first, last)
+        if succeeded is None and config.unlabelled == "success":
+            succeeded, at = True, last - 1
+        if succeeded is None and (config.reward != "raw" or evidence.reward is None):
+            silent.append(number)
+            continue
+        truncated = evidence.truncated(episode, first, last)
+        end = last
+        if succeeded:
+            end = at + 1
+            if end < last:
+                notes.append(
+                    Problem(
+                        f"goes on for {last - end} frames after its success; they are left out",
+                        severity="note",
+                        episode=number,
+                    )
+                )
+        ended = bool(succeeded)
+        if not succeeded:
+            told = truncated if truncated is not None else _failures(config) == "timeout"
+            ended = not told
+        terminals[end - 1] = ended
+        ends[episode] = end
+        success[episode] = -1 if succeeded is None else int(succeeded)
+        rewards[first:end] = _shape(config, evidence, episode, first, end, bool(succeeded))
+    if silent:
+        shown = ", ".join(map(str, silent[:10])) + (f" and {len(silent) - 10} more" if len(silent) > 10 else "")
+        plural = "episodes say" if len(silent) > 1 else "episode says"
+        problems.append(Problem(f"{len(silent)} {plural} nothing about success or reward ({shown}): {_HOW_TO_LABEL}"))
+        return None, problems
+    return Outcomes(rewards, terminals, ends, success, notes), []
+
+
+def _failures(config: OutcomeConfig) -> str:
+    if config.failures != "auto":
+        return config.failures
+    return "timeout" if config.reward == "step_penalty" else "terminal"
+
+
+def _shape(
+    config: OutcomeConfig, evidence: "_Evidence", episode: int, first: int, end: int, succeeded: bool
+) -> Float32[np.ndarray, " steps"]:
+    label = evidence.labels.get(episode)
+    if config.reward == "raw":
+        if label is not None and label.reward is not None:
+            return np.r_[np.zeros(end - first - 1), label.reward].astype(np.float32)
+        if evidence.reward is not None:
+            return evidence.reward[first:end].astype(np.float32)
+    at_success = np.zeros(end - first, np.float32)
+    at_success[-1] = succeeded
+    return at_success - 1 if config.reward == "step_penalty" else at_success
+
+
+@dataclass(frozen=True)
+class _Evidence:
+    """The columns and labels that speak about outcomes."""
+
+    labels: dict[int, Label]  # by position
+    listed: dict[int, bool]  # by position
+    reward: np.ndarray | None
+    success_column: np.ndarray | None
+    done: np.ndarray | None
+    truncated_column: np.ndarray | None
+    terminated: np.ndarray | None
+    reward_values: frozenset[float]
+
+    def success(self, episode: int, first: int, last: int) -> tuple[bool | None, int]:
+        """Whether an episode succeeded, and at which row."""
+        label = self.labels.get(episode)
+        if self.success_column is not None:
+            flags = self.success_column[first:last].astype(bool)
+            # A flag on every frame is a statement about the episode, not a moment.
+            at = last - 1 if flags.all() or not flags.any() else first + int(flags.argmax())
+            if label is None or label.success is None:
+                return bool(flags.any()), at
+            return label.success, at if label.success else last - 1
+        if label is not None and label.success is not None:
+            return label.success, last - 1
+        if episode in self.listed:
+            return self.listed[episode], last - 1
+        if self.reward is not None and self.reward_values <= {0.0, 1.0}:
+            hits = self.reward[first:last] == 1
+            return bool(hits.any()), first + int(hits.argmax()) if hits.any() else last - 1
+        if self.reward is not None and max(self.reward_values) == 0:
+            # Every step costs something, but for the last one of a success.
+            return bool(self.reward[last - 1] == 0), last - 1
+        return None, last - 1
+
+    def truncated(self, episode: int, first: int, last: int) -> bool | None:
+        """Whether an episode was cut off rather than ended, where that is told."""
+        label = self.labels.get(episode)
+        if label is not None and label.truncated is not None:
+            return label.truncated
+        if self.terminated is not None:
+            return not bool(self.terminated[last - 1])
+        if self.truncated_column is not None:
+            return bool(self.truncated_column[last - 1])
+        # `done` is terminated OR truncated: False at the last frame means the recording was cut, True tells nothing.
+        if self.done is not None and not self.done[last - 1]:
+            return True
+        return None
+
+
+def _gather_evidence(dataset: Dataset, config: OutcomeConfig) -> tuple[_Evidence, list[Problem]]:
+    problems: list[Problem] = []
+    present = dataset.column_names
+
+    def first_of(names: Sequence[str]) -> str | None:
+        return next((name for name in names if name in present), None)
+
+    chosen = {
+        "reward": config.reward_column or first_of([REWARD_COLUMN]),
+        "success": config.success_column or first_of(SUCCESS_COLUMNS),
+        "done": first_of(DONE_COLUMNS),
+        "truncated": first_of(TRUNCATED_COLUMNS),
+        "terminated": first_of(TERMINATED_COLUMNS),
+    }
+    for key, wanted in (("reward", config.reward_column), ("success", config.success_column)):
+        if wanted is not None and wanted not in present:
+            message = f"is not in the data; its columns are {', '.join(present)}"
+            problems.append(Problem(message, column=wanted))
+            chosen[key] = None
+    columns, complaints = dataset.try_columns([name for name in chosen.values() if name is not None])
+    problems += complaints
+
+    def column(key: str) -> np.ndarray | None:
+        name = chosen[key]
+        if name is None or name not in columns:
+            return None
+        values = columns[name]
+        if values.ndim != 1 or values.dtype.kind not in "biuf":
+            problems.append(Problem("should hold one number per frame", column=name, value=str(values.dtype)))
+            return None
+        bad = np.flatnonzero(~np.isfinite(values))
+        if len(bad):
+            episode = int(np.searchsorted(dataset.starts, bad[0], side="right") - 1)
+            frame = int(bad[0] - dataset.starts[episode])
+            number = int(dataset.episode_ids[episode])
+            problems.append(Problem(f"frame {frame} is not finite", "problem", number, None, name, str(values[bad[0]])))
+            return None
+        return values
+
+    reward = column("reward")
+    values = frozenset(np.unique(reward).astype(float).tolist() if reward is not None else [])
+    evidence = _Evidence(
+        _labels(dataset, problems),
+        _listed_success(dataset),
+        reward,
+        column("success"),
+        column("done"),
+        column("truncated"),
+        column("terminated"),
+        values,
+    )
+    return evidence, problems
+
+
+def _labels(dataset: Dataset, problems: list[Problem]) -> dict[int, Label]:
+    position = {number: episode for episode, number in enumerate(dataset.episode_ids.tolist())}
+    labels = {}
+    for number, label in read_labels(dataset.root).items():
+        if number not in position:
+            problems.append(Problem("is labelled but not in the data", file=LABEL_FILE, episode=number))
+        elif label.length not in (None, int(dataset.lengths[position[number]])):
+            problems.append(
+                Problem(
+                    f"was labelled when it had {label.length} frames, now it has "
+                    f"{dataset.lengths[position[number]]}: label it again",
+                    file=LABEL_FILE,
+                    episode=number,
+                )
+            )
+        else:
+            labels[position[number]] = label
+    return labels
+
+
+def _listed_success(dataset: Dataset) -> dict[int, bool]:
+    """Success fields that some recorders add to the episode metadata."""
+    found: dict[int, bool] = {}
+    for episode, number in enumerate(dataset.episode_ids.tolist()):
+        listed = dataset.listing.episodes.get(number)
+        value: Any = (
+            next((listed.extra[name] for name in SUCCESS_COLUMNS if name in listed.extra), None) if listed else None
+        )
+        if isinstance(value, bool) or value in (0, 1):
+            found[episode] = bool(value)
+    return found

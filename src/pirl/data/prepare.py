@@ -1,0 +1,141 @@
+"""From a dataset on disk to something to sample from: columns, outcomes, statistics, frames, filters."""
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+from jaxtyping import Float, Float64
+
+from pirl.data.chunks import Trajectories
+from pirl.data.dataset import Dataset
+from pirl.data.frame_cache import FrameCacheConfig, open_frames
+from pirl.data.outcomes import OutcomeConfig, Outcomes, read_outcomes
+from pirl.data.robots import Robot
+from pirl.data.statistics import compute_norm_stats
+from pirl.data.transforms import make_mask
+from pirl.errors import ConfigError, DataError
+from pirl.files import cache_directory
+from pirl.interop.norm_stats import NormStats, read_norm_stats, write_norm_stats
+from pirl.models.config import Pi0Config
+
+
+def robot_columns(
+    dataset: Dataset, robot: Robot
+) -> tuple[Float[np.ndarray, "rows state_dim"], Float[np.ndarray, "rows action_dim"]]:
+    """States and actions of every frame, as the robot description puts them together."""
+    wanted = [*robot.state, *robot.actions]
+    if missing := [name for name in wanted if name not in dataset.column_names]:
+        raise DataError(
+            f"{dataset.name} has no column {', '.join(missing)}, which robot {robot.name!r} needs. It has "
+            f"{', '.join(dataset.column_names)}: choose another robot, or describe this one."
+        )
+    columns = dataset.columns(wanted)
+    joined = []
+    for names, width in ((robot.state, robot.state_dim), (robot.actions, robot.action_dim)):
+        parts = [columns[name].astype(np.float32).reshape(len(dataset), -1) for name in names]
+        array = np.concatenate(parts, axis=1)
+        if width is not None and array.shape[1] != width:
+            raise DataError(
+                f"{dataset.name}: {' + '.join(names)} has {array.shape[1]} dimensions, robot {robot.name!r} has {width}."
+            )
+        if len(bad := np.flatnonzero(~np.isfinite(array).all(axis=1))):
+            raise DataError(
+                f"{dataset.name}: {' + '.join(names)} is not finite in {len(bad)} frames, first in row {bad[0]}: see "
+                f"pirl data check {dataset.name}."
+            )
+        joined.append(array)
+    return joined[0], joined[1]
+
+
+def dataset_norm_stats(dataset: Dataset, robot: Robot, horizon: int) -> dict[str, NormStats]:
+    """The statistics to normalise with, from the columns alone; kept in the cache, by content."""
+    states, actions = robot_columns(dataset, robot)
+    adapted = robot.joint_transforms()({"state": states, "actions": actions})
+    states, actions = (np.asarray(adapted[key], np.float64) for key in ("state", "actions"))
+    digest = hashlib.blake2b(digest_size=16)
+    for array in (states, actions, dataset.starts, np.array([horizon, *robot.delta], np.int64)):
+        digest.update(repr((array.shape, array.dtype.str)).encode())
+        digest.update(np.ascontiguousarray(array).tobytes())
+    file = cache_directory() / "norm_stats" / f"{digest.hexdigest()}.json"
+    if file.is_file():
+        return read_norm_stats(file)
+    mask = make_mask(*robot.delta)
+    stats = compute_norm_stats(states, actions, dataset.starts, horizon, np.asarray(mask, bool) if any(mask) else None)
+    write_norm_stats(file, stats)
+    return stats
+
+
+def load_trajectories(
+    dataset: Dataset,
+    robot: Robot,
+    model: Pi0Config,
+    *,
+    outcomes: OutcomeConfig | None = None,
+    frame_cache: FrameCacheConfig | None = None,
+    progress: bool = True,
+) -> Trajectories:
+    """Everything a sampler needs of a dataset. Pictures are decoded once, into the frame cache."""
+    if unknown := {slot: name for slot, name in robot.cameras.items() if name not in dataset.cameras}:
+        raise DataError(
+            f"{dataset.name} has no camera {', '.join(unknown.values())}, which robot {robot.name!r} shows the model as "
+            f"{', '.join(unknown)}; it has {', '.join(dataset.cameras) or 'none'}."
+        )
+    states, actions = robot_columns(dataset, robot)
+    found = read_outcomes(dataset, outcomes or OutcomeConfig())
+    height, width = model.image_resolution
+    config = frame_cache or FrameCacheConfig(height, width)
+    frames = open_frames(dataset, list(robot.cameras.values()), config, progress=progress) if robot.cameras else {}
+    prompts = [task or robot.default_prompt or "" for task in dataset.rows.tasks]
+    if model.max_token_len and not all(prompts):
+        raise DataError(f"{dataset.name} has episodes without a task: give the robot a default_prompt.")
+    return Trajectories(
+        states=states,
+        actions=actions,
+        rewards=found.rewards,
+        terminals=found.terminals,
+        starts=dataset.starts[:-1],
+        ends=found.ends,
+        success=found.success,
+        prompts=prompts,
+        prompt_of_row=dataset.rows.task_of_row,
+        frames={slot: frames[name] for slot, name in robot.cameras.items()},
+    )
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Which frames are sampled, and how often. Filters first: what they leave out has no weight.
+
+    `tasks`: only these task strings. `success`: only successes (True) or failures (False). `episodes`: only these
+    episode numbers. Weights multiply: of the outcome, and of the task.
+    """
+
+    tasks: tuple[str, ...] | None = None
+    success: bool | None = None
+    episodes: tuple[int, ...] | None = None
+    success_weight: float = 1.0
+    failure_weight: float = 1.0
+    task_weights: Mapping[str, float] = field(default_factory=dict)
+
+    def weights(self, dataset: Dataset, outcomes: Outcomes) -> Float64[np.ndarray, " rows"]:
+        """The weight of each row as an anchor."""
+        texts, numbers = list(dataset.rows.tasks), dataset.episode_ids.tolist()
+        for name in (*(self.tasks or ()), *self.task_weights):
+            if name not in texts:
+                raise ConfigError(f"{dataset.name} has no task {name!r}; its tasks are {', '.join(map(repr, texts))}.")
+        if absent := sorted(set(self.episodes or ()) - set(numbers)):
+            raise ConfigError(f"{dataset.name} has no episode {absent[0]}.")
+        of_task = np.array([self.task_weights.get(text, 1.0) for text in texts])
+        if self.tasks is not None:
+            of_task *= [text in self.tasks for text in texts]
+        succeeded = outcomes.success == 1
+        of_episode = np.where(succeeded, self.success_weight, self.failure_weight)
+        if self.success is not None:
+            of_episode = of_episode * (succeeded == self.success)
+        if self.episodes is not None:
+            of_episode = of_episode * np.isin(dataset.episode_ids, self.episodes)
+        weights = np.repeat(of_episode, dataset.lengths) * of_task[dataset.rows.task_of_row]
+        if not weights.any():
+            raise ConfigError(f"the filters leave nothing of {dataset.name}: {self}.")
+        return weights

@@ -1,0 +1,209 @@
+"""The sampler: everything once per epoch, the same for the same step, on however many hosts."""
+
+import jax
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jax.sharding import NamedSharding, PartitionSpec
+
+from pirl.data.chunks import ChunkShape
+from pirl.data.loader import Loader
+from pirl.data.sampler import AnchorStream, ChunkSampler, DatasetSource
+from pirl.errors import ConfigError, DataError
+from pirl.training.sharding import make_mesh
+from trajectories import IO, Painted, build, episodes
+
+
+def source(lengths=(5, 7, 4), *, seed=0, rows_seed=0, **options):
+    trajectories = build(lengths, seed=rows_seed)
+    return DatasetSource(trajectories, AnchorStream(trajectories, seed=seed, **options), IO)
+
+
+def anchors(batch):
+    """Which rows a batch is made of, by its states."""
+    return [tuple(state) for state in np.asarray(batch.observations.state[:, :3])]
+
+
+@settings(deadline=None, max_examples=50)
+@given(trajectories=episodes(), pool=st.integers(1, 7), seed=st.integers(0, 99))
+def test_an_epoch_brings_every_anchor_once_pool_by_pool(trajectories, pool, seed):
+    stream = AnchorStream(trajectories, seed=seed, episodes_per_memory_pool=pool)
+    rows = np.concatenate([np.arange(s, e) for s, e in zip(trajectories.starts, trajectories.ends, strict=True)])
+    assert stream.size == len(rows)
+    for epoch in (0, 1):
+        taken = stream.take(epoch * stream.size, stream.size)
+        assert sorted(taken.tolist()) == rows.tolist()
+        pools: dict = {}
+        for place, row in enumerate(taken):
+            pools.setdefault(stream.pool_at(epoch * stream.size + place), set()).add(
+                int(trajectories.episode_of(row[None])[0])
+            )
+        assert all(len(held) <= pool for held in pools.values())
+        assert len(pools) == -(-len(trajectories.starts) // pool)
+        assert list(pools) == sorted(pools)
+
+
+def test_epochs_and_seeds_have_their_own_order():
+    trajectories = build([30, 30])
+    one, other = AnchorStream(trajectories, seed=0), AnchorStream(trajectories, seed=1)
+    assert one.take(0, 60).tolist() != one.take(60, 60).tolist()
+    assert one.take(0, 60).tolist() != other.take(0, 60).tolist()
+    assert one.take(0, 60).tolist() == AnchorStream(trajectories, seed=0).take(0, 60).tolist()
+
+
+@settings(deadline=None, max_examples=30)
+@given(cuts=st.lists(st.integers(1, 9), min_size=1, max_size=8))
+def test_the_stream_does_not_depend_on_how_it_is_read(cuts):
+    stream = AnchorStream(build([3, 4]), seed=3)
+    whole = stream.take(0, sum(cuts)).tolist()
+    position, pieces = 0, []
+    for cut in cuts:
+        pieces += AnchorStream(build([3, 4]), seed=3).take(position, cut).tolist()
+        position += cut
+    assert pieces == whole
+
+
+@pytest.mark.parametrize("pool", [None, 2])
+def test_rows_are_drawn_in_proportion_to_their_weight(pool):
+    trajectories = build([50] * 8)
+    weights = np.repeat([0.0, 1, 1, 3, 3, 0, 4, 4], 50)
+    stream = AnchorStream(trajectories, seed=0, weights=weights, episodes_per_memory_pool=pool)
+    taken = stream.take(0, stream.size * 50)
+    share = np.bincount(trajectories.episode_of(taken), minlength=8) / len(taken)
+    np.testing.assert_allclose(share, np.array([0, 1, 1, 3, 3, 0, 4, 4]) / 16, atol=0.02)
+    assert share[0] == share[5] == 0
+
+
+def test_batches_depend_on_nothing_but_the_step():
+    first, second = (ChunkSampler([source()], batch_size=6, shape=ChunkShape(3)) for _ in range(2))
+    went = [anchors(next(first)) for _ in range(7)]
+    assert anchors(second.batch(5)) == went[5]
+    second.restore({"step": 4, "batch_size": 6})
+    assert [anchors(next(second)) for _ in range(3)] == went[4:]
+    assert second.state() == first.state() == {"step": 7, "batch_size": 6}
+    with pytest.raises(ConfigError, match="batch size of 6"):
+        ChunkSampler([source()], batch_size=4, shape=ChunkShape(3)).restore(first.state())
+
+
+@pytest.mark.parametrize("processes", [2, 3, 6])
+def test_the_shares_of_all_hosts_are_the_one_batch(processes):
+    def sampler(**host):
+        sources = [source(rows_seed=1), source((9, 9), rows_seed=2)]
+        return ChunkSampler(sources, batch_size=12, shape=ChunkShape(3), ratios=[0.3, 0.7], **host)
+
+    for step in range(5):
+        whole = anchors(sampler().batch(step))
+        shares = [
+            anchors(sampler(process_index=index, process_count=processes).batch(step)) for index in range(processes)
+        ]
+        assert [anchor for share in shares for anchor in share] == whole
+        assert {len(share) for share in shares} == {12 // processes}
+
+
+def test_sources_are_mixed_by_their_ratios_and_each_runs_through_its_own_epochs():
+    sources = [source((10,), rows_seed=1), source((20, 5), rows_seed=2)]
+    sampler = ChunkSampler(sources, batch_size=8, shape=ChunkShape(2), ratios=[0.3, 0.7])
+    seen = [anchors(sampler.batch(step)) for step in range(10)]
+    mine = {tuple(state) for state in sources[0].trajectories.states}
+    from_first = [anchor for batch in seen for anchor in batch if anchor in mine]
+    assert len(from_first) == 24
+    assert all(2 <= sum(anchor in mine for anchor in batch) <= 3 for batch in seen)
+    assert set(from_first[:10]) == mine
+
+
+def test_symmetric_sampling_takes_half_of_every_batch_from_each_source():
+    sampler = ChunkSampler([source((10,), rows_seed=1), source((20,), rows_seed=2)], batch_size=8, shape=ChunkShape(2))
+    mine = {tuple(state) for state in build((10,), seed=1).states}
+    for step in range(5):
+        assert [anchor in mine for anchor in anchors(sampler.batch(step))] == [True] * 4 + [False] * 4
+
+
+def test_a_used_up_pool_is_let_go():
+    frames = Painted()
+    trajectories = build([4] * 6, frames={"base_0_rgb": frames})
+    stream = AnchorStream(trajectories, seed=0, episodes_per_memory_pool=2)
+    sampler = ChunkSampler([DatasetSource(trajectories, stream, IO)], batch_size=4, shape=ChunkShape(2))
+    released = []
+    for _ in range(6):
+        next(sampler)
+        released.append(frames.released)
+    assert released == [0, 1, 1, 2, 2, 3]
+
+
+def test_pictures_come_from_the_rows_of_the_anchors():
+    frames = Painted(size=(56, 56))
+    trajectories = build([6, 6], frames={"base_0_rgb": frames})
+    from pirl.data.policy_io import PolicyIO
+    from pirl.data.robots import Robot
+    from pirl.models import Tokenizer, get_model_config
+
+    robot = Robot(
+        "arm", cameras={"base_0_rgb": "camera"}, state=("state",), actions=("action",), state_dim=3, action_dim=2
+    )
+    model = get_model_config("tiny")
+    io = PolicyIO(robot, model, None, Tokenizer.for_model(model))
+    sampler = ChunkSampler(
+        [DatasetSource(trajectories, AnchorStream(trajectories, seed=0), io)], batch_size=5, shape=ChunkShape(2)
+    )
+    batch = next(sampler)
+    for observation in (batch.observations, batch.next_observations):
+        rows = [int(np.flatnonzero((trajectories.states == s[:3]).all(axis=1))[0]) for s in observation.state]
+        assert observation.images["base_0_rgb"][:, 0, 0, 2].tolist() == rows
+        assert not observation.images["left_wrist_0_rgb"].any()
+        assert not observation.image_masks["left_wrist_0_rgb"].any()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [({"weights": np.zeros(16)}, "no frames are left"), ({"weights": -np.ones(16)}, "not negative"),
+     ({"episodes_per_memory_pool": 0}, "at least 1")],
+)  # fmt: skip
+def test_streams_that_cannot_run_are_refused(options, message):
+    with pytest.raises((ConfigError, DataError), match=message):
+        source(**options)
+
+
+@pytest.mark.parametrize("options", [{"batch_size": 0}, {"ratios": [0.0]}, {"ratios": [1.0, 1.0]}, {"process_count": 3}])
+def test_samplers_that_cannot_run_are_refused(options):
+    with pytest.raises(ConfigError):
+        ChunkSampler([source()], **{"batch_size": 4, "shape": ChunkShape(2), **options})
+
+
+# --- the loader -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("prefetch", [0, 1, 3])
+def test_the_loader_brings_the_samplers_batches_in_order_and_knows_where_it_is(prefetch):
+    reference = ChunkSampler([source()], batch_size=8, shape=ChunkShape(3))
+    with Loader(ChunkSampler([source()], batch_size=8, shape=ChunkShape(3)), prefetch=prefetch) as loader:
+        for step in range(4):
+            assert loader.state()["step"] == step
+            assert anchors(next(loader)) == anchors(reference.batch(step))
+    resumed = ChunkSampler([source()], batch_size=8, shape=ChunkShape(3))
+    resumed.restore(loader.state())
+    with Loader(resumed, prefetch=prefetch) as loader:
+        assert anchors(next(loader)) == anchors(reference.batch(4))
+
+
+def test_batches_arrive_sharded_over_all_devices():
+    sharding = NamedSharding(make_mesh(2), PartitionSpec(("data", "fsdp")))
+    sampler = ChunkSampler([source()], batch_size=16, shape=ChunkShape(3))
+    with Loader(sampler, sharding=sharding) as loader:
+        batch = next(loader)
+    for leaf in jax.tree.leaves(batch):
+        assert leaf.sharding.is_equivalent_to(sharding, leaf.ndim)
+        assert leaf.addressable_shards[0].data.shape[0] == 16 // len(jax.devices())
+    assert anchors(batch) == anchors(sampler.batch(0))
+
+
+@pytest.mark.parametrize("prefetch", [0, 2])
+def test_what_goes_wrong_in_the_background_is_raised_in_front(prefetch):
+    sampler = ChunkSampler([source()], batch_size=4, shape=ChunkShape(3))
+    good = sampler.batch
+    sampler.batch = lambda step: good(step) if step < 2 else (_ for _ in ()).throw(DataError("frame 7 is damaged"))
+    with Loader(sampler, prefetch=prefetch) as loader:
+        next(loader)
+        next(loader)
+        with pytest.raises(DataError, match="frame 7"):
+            next(loader)

@@ -1,0 +1,296 @@
+"""Statistics: those of every training sample enumerated, OpenPI's up to its bins, and fair warnings."""
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from golden import ATOL, RTOL, arrays, needs_golden
+from pirl.data import statistics
+from pirl.data.statistics import compute_norm_stats, degenerate_dimensions
+from pirl.errors import DataError
+from pirl.interop import NormStats, read_norm_stats, write_norm_stats
+
+
+def enumerated_samples(states, actions, starts, horizon, mask):
+    """Every training sample, one at a time: the states [n, S] and the steps of the chunks [n * horizon, A]."""
+    anchor_states, steps = [], []
+    for begin, end in pairwise(starts):
+        for t in range(begin, end):
+            anchor_states.append(states[t].astype(np.float64))
+            for k in range(horizon):
+                step = actions[min(t + k, end - 1)].astype(np.float64)
+                for dim, relative in enumerate(mask):
+                    step[dim] -= float(states[t, dim]) if relative else 0.0
+                steps.append(step)
+    return np.array(anchor_states), np.array(steps)
+
+
+def assert_statistics_of(entry: NormStats, samples: np.ndarray) -> None:
+    scale = np.abs(samples).max()
+    np.testing.assert_allclose(entry.mean, samples.mean(0), rtol=1e-12, atol=1e-14 * scale)
+    np.testing.assert_allclose(entry.std, samples.std(0), rtol=1e-12, atol=1e-14 * scale)
+    for percent, quantile in ((0.01, entry.q01), (0.99, entry.q99)):
+        np.testing.assert_array_equal(quantile, np.quantile(samples, percent, axis=0, method="inverted_cdf"))
+
+
+@st.composite
+def recordings(draw):
+    random = np.random.default_rng(draw(st.integers(0, 2**32)))
+    lengths = draw(st.lists(st.integers(1, 40), min_size=1, max_size=8))
+    starts = np.cumsum([0, *lengths], dtype=draw(st.sampled_from([np.int32, np.int64])))
+    dtype = draw(st.sampled_from([np.float32, np.float64]))
+    state_dim, action_dim = draw(st.integers(1, 4)), draw(st.integers(1, 4))
+    offset, decimals = draw(st.sampled_from([0.0, 3.0, 1000.0])), draw(st.sampled_from([1, 12]))
+
+    # Few decimals make ties, also at the quantiles; a random walk makes the extremes come late.
+    def walk(dims):
+        values = random.standard_normal((starts[-1], dims)).cumsum(0) + offset
+        return np.round(values, decimals).astype(dtype)
+
+    widest = min(state_dim, action_dim)
+    mask = draw(st.none() | st.lists(st.booleans(), max_size=widest).map(lambda flags: np.array(flags, bool)))
+    return walk(state_dim), walk(action_dim), starts, draw(st.integers(1, 12)), mask
+
+
+@settings(max_examples=150, deadline=None)
+@given(recordings(), st.sampled_from([1, 7, 64, 2**16]))
+def test_statistics_are_those_of_every_sample_enumerated(recording, block):
+    states, actions, starts, horizon, mask = recording
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(statistics, "BLOCK", block)  # small blocks: the result may not depend on where they end
+        stats = compute_norm_stats(states, actions, starts, horizon, mask)
+    anchor_states, steps = enumerated_samples(states, actions, starts, horizon, () if mask is None else mask)
+    assert set(stats) == {"state", "actions"}
+    assert_statistics_of(stats["state"], anchor_states)
+    assert_statistics_of(stats["actions"], steps)
+
+
+@pytest.mark.parametrize("order", ["rising", "falling", "shuffled"])
+@pytest.mark.parametrize("relative", [True, False])
+def test_quantiles_are_exact_however_the_values_are_ordered(order, relative):
+    # 30 000 deltas in blocks of 100 frames; rising or falling, each block holds new extremes.
+    actions = np.linspace(-1, 1, 10_000)[:, None] ** 3
+    if order == "shuffled":
+        np.random.default_rng(5).shuffle(actions)
+    actions = -actions if order == "falling" else actions
+    states = np.full_like(actions, 0.25)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(statistics, "BLOCK", 300)
+        stats = compute_norm_stats(states, actions, np.array([0, 10_000]), 3, np.array([relative]))
+    padded = np.concatenate([actions[:, 0], np.repeat(actions[-1, 0], 2)])
+    steps = np.concatenate([padded[k : k + 10_000] for k in range(3)])[:, None] - (0.25 if relative else 0.0)
+    assert_statistics_of(stats["actions"], steps)
+
+
+@pytest.mark.parametrize("frames", [1, 99, 100, 101, 199, 200, 700])
+def test_quantile_ranks_round_as_stated(frames):
+    # Values 1..n: the smallest v with v >= q * n is ceil(q * n), here in integers.
+    values = np.random.default_rng(0).permutation(np.arange(1.0, frames + 1))[:, None]
+    stats = compute_norm_stats(values, values, np.array([0, frames]), 1, np.array([False]))
+    for entry in stats.values():
+        assert entry.q01.tolist() == [(frames + 99) // 100]
+        assert entry.q99.tolist() == [(99 * frames + 99) // 100]
+
+
+def test_a_small_motion_far_from_zero_keeps_its_spread():
+    # Closed form: +-d about 1e6 has standard deviation d; E[x^2] - E[x]^2 in float64 would lose all of it.
+    small = 2.0**-20
+    values = 1e6 + small * np.tile([[1.0], [-1.0]], (500, 1))
+    stats = compute_norm_stats(values, values, np.array([0, 1000]), 1)
+    assert stats["state"].std.tolist() == stats["actions"].std.tolist() == [small]
+
+
+@pytest.mark.parametrize("relative", [True, False])
+def test_a_constant_has_itself_as_mean_and_no_spread(relative):
+    values = np.full((777, 1), 0.1)
+    entry = compute_norm_stats(values, 3 * values, np.array([0, 300, 777]), 9, np.array([relative]))["actions"]
+    constant = [0.1 * 3 - 0.1 if relative else 0.1 * 3]
+    assert (entry.mean.tolist(), entry.q01.tolist(), entry.q99.tolist()) == (constant,) * 3
+    assert entry.std.tolist() == [0.0]
+
+
+@needs_golden
+@pytest.mark.parametrize("batches", [1, 2, 3])
+def test_statistics_agree_with_openpis_histograms(batches):
+    recorded = arrays("transforms", "running_stats", "running_stats.npz")
+    chunks = [recorded[f"batch{i}/actions"] for i in range(batches)]
+    # The recorded steps as they stand (horizon 1); each state once per step, which changes no share of the whole.
+    actions = np.concatenate([chunk.reshape(-1, chunk.shape[-1]) for chunk in chunks])
+    states = np.concatenate([recorded[f"batch{i}/state"] for i in range(batches)]).repeat(chunks[0].shape[1], axis=0)
+    stats = compute_norm_stats(states, actions, np.array([0, len(actions)]), 1)
+    for name, values in (("state", states), ("actions", actions)):
+        mean, std, q01, q99 = (recorded[f"after{batches - 1}/{name}/{key}"] for key in ("mean", "std", "q01", "q99"))
+        np.testing.assert_allclose(stats[name].mean, mean, rtol=RTOL, atol=ATOL)
+        np.testing.assert_allclose(stats[name].std, std, rtol=RTOL, atol=ATOL)
+        width = np.ptp(values, axis=0) / 5000
+        below = np.stack([stats[name].q01 - q01, stats[name].q99 - q99])  # OpenPI reports the left edge of the bin
+        if name == "state" and batches > 1:
+            # The second batch raises the maximum but not the minimum: OpenPI's re-binning loses the lowest value, and
+            # its q01 (with so few samples: the lowest) is that of the second lowest.
+            lowest, second = np.unique(values[:, 0])[:2]
+            assert stats[name].q01[0] == lowest
+            below[0, 0] = second - q01[0]
+        assert np.all((below >= 0) & (below <= width * (1 + 1e-6)))
+
+
+@needs_golden
+@pytest.mark.parametrize(
+    ("case", "mask"),
+    [
+        ("aloha", "aloha_6_-1_6_-1"),
+        ("aloha_padded32", "aloha_6_-1_6_-1"),
+        ("libero", "libero_6_-1"),
+        ("droid", "droid_7_-1"),
+        ("none_mask", None),
+    ],
+)
+def test_deltas_are_those_openpi_takes(case, mask):
+    recorded = arrays("transforms", "actions.npz")
+    actions, deltas = recorded[f"delta/{case}/in/actions"], recorded[f"delta/{case}/out/actions"].astype(np.float64)
+    # One state for the whole recorded chunk: as an episode of single steps in which the robot stands still.
+    states = np.tile(recorded[f"delta/{case}/in/state"], (len(actions), 1))
+    delta_mask = None if mask is None else recorded[f"bool_mask/{mask}"]
+    entry = compute_norm_stats(states, actions, np.array([0, len(actions)]), 1, delta_mask)["actions"]
+    expected = (deltas.mean(0), deltas.std(0), deltas.min(0), deltas.max(0))  # of ten values, q01 and q99 are the ends
+    for value, of_openpi in zip((entry.mean, entry.std, entry.q01, entry.q99), expected, strict=True):
+        np.testing.assert_allclose(value, of_openpi, rtol=0, atol=5e-7)  # OpenPI subtracts in float32
+
+
+def test_statistics_survive_the_file_bit_by_bit(tmp_path):
+    random = np.random.default_rng(3)
+    states, actions = random.standard_normal((2, 200, 5)) / 3
+    stats = compute_norm_stats(states, actions, np.array([0, 80, 200]), 7, np.array([True, False, True]))
+    write_norm_stats(tmp_path / "norm_stats.json", stats)
+    read = read_norm_stats(tmp_path / "norm_stats.json")
+    assert list(read) == ["state", "actions"]
+    for name, entry in stats.items():
+        for field in ("mean", "std", "q01", "q99"):
+            assert getattr(read[name], field).tobytes() == getattr(entry, field).tobytes()
+
+
+def arrays_with(**changes):
+    usual = {"states": np.zeros((10, 3)), "actions": np.zeros((10, 2)), "starts": np.array([0, 4, 10]), "horizon": 5}
+    return usual | changes
+
+
+def spoiled(shape, value, row, dim):
+    values = np.zeros(shape, np.float32 if np.isnan(value) else np.float64)
+    values[row, dim] = value
+    return values
+
+
+@pytest.mark.usefixtures("unchecked_signatures")
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"states": np.zeros((0, 3)), "actions": np.zeros((0, 2)), "starts": np.array([0])}, "at least one frame"),
+        ({"actions": np.zeros((10, 0))}, r"actions .*\(10, 0\).* one dimension"),
+        ({"states": np.zeros(10)}, r"states .*\(10,\)"),
+        ({"states": spoiled((10, 3), np.nan, 5, 2)}, r"states: row 5 \(episode 1, frame 1\), dimension 2 is nan"),
+        ({"actions": spoiled((10, 2), -np.inf, 3, 1)}, r"actions: row 3 \(episode 0, frame 3\), dimension 1 is -inf"),
+        ({"actions": spoiled((10, 2), 1e300, 9, 0)}, r"actions: row 9 \(episode 1, frame 5\), dimension 0 is 1e\+300"),
+        ({"actions": np.zeros((8, 2))}, "10 rows of states but 8 of actions: row 8"),
+        ({"delta_mask": np.ones(3, bool)}, "covers 3 dimensions, but actions have 2: there is no dimension 2"),
+        ({"states": np.zeros((10, 1)), "delta_mask": np.ones(2, bool)}, "but states have 1: there is no dimension 1"),
+        ({"starts": np.array([0, 6, 4, 10])}, "episode 1 would start at row 6 and end before row 4"),
+        ({"starts": np.array([0, 4, 4, 10])}, "episode 1 would start at row 4 .* every episode needs a frame"),
+        ({"starts": np.array([0, 4, 9])}, r"end at row 10; starts = \[0, 4, 9\]"),
+        ({"starts": np.array([1, 10])}, r"start at row 0 .* starts = \[ *1, 10\]"),
+        ({"starts": np.array([], np.int64)}, r"starts = \[\]"),
+        ({"horizon": 0}, "the horizon is 0"),
+    ],
+)
+def test_unusable_arrays_are_refused_by_row_and_dimension(changes, message):
+    with pytest.raises(DataError, match=message):
+        compute_norm_stats(**arrays_with(**changes))
+
+
+def motion(**columns):
+    """Statistics of dimensions that move in their own ways: 5000 frames of each column."""
+    values = np.stack(list(columns.values()), axis=1)
+    stats = compute_norm_stats(values, values, np.array([0, len(values)]), 1)
+    return {"state": stats["state"]}, {"state": list(columns)}
+
+
+RANDOM = np.random.default_rng(7)
+HEALTHY = {
+    "shoulder in radians": RANDOM.normal(-1.5, 0.6, 5000),
+    "height in metres": RANDOM.normal(0.3, 0.01, 5000),
+    "force in newtons": RANDOM.normal(0, 40, 5000),
+    "finger in metres": RANDOM.uniform(0, 0.04, 5000),
+    "gripper, open or closed": RANDOM.integers(0, 2, 5000).astype(float),
+    "small corrections in metres": RANDOM.normal(0, 0.001, 5000),
+    "odometer": 1000 + np.linspace(0, 3, 5000),
+    "wrist, hardly used": RANDOM.normal(0.8, 0.03, 5000),
+}
+
+
+def test_healthy_dimensions_are_not_mentioned():
+    stats, names = motion(**HEALTHY)
+    assert degenerate_dimensions(stats, names) == []
+    assert degenerate_dimensions(stats) == []
+
+
+@pytest.mark.parametrize(
+    "column",
+    [
+        np.zeros(5000),
+        np.full(5000, 0.1),
+        RANDOM.normal(0, 1e-7, 5000),  # the normaliser's constant is larger
+        1.5 + 0.0015 * RANDOM.integers(0, 2, 5000),  # one tick of an encoder
+        RANDOM.normal(0, 1e-6, 5000),  # the same, seen as a delta
+    ],
+)
+def test_a_still_dimension_is_named_with_its_numbers_and_the_consequence(column):
+    stats, names = motion(**HEALTHY, elbow=column)
+    (sentence,) = degenerate_dimensions(stats, names)
+    dim, entry = len(HEALTHY), stats["state"]
+    assert sentence.startswith(f"state dimension {dim} (elbow) hardly varies")
+    numbers = f"(q01 {entry.q01[dim]:.6g}, q99 {entry.q99[dim]:.6g}, std {entry.std[dim]:.4g})"
+    assert numbers in sentence
+    assert "quantile normalisation" in sentence
+    assert "z-score normalisation" in sentence
+    (unnamed,) = degenerate_dimensions(stats)
+    assert unnamed == sentence.replace(" (elbow)", "")
+
+
+def test_the_stated_consequence_is_what_the_normaliser_does():
+    entry = NormStats(*np.array([[0.0, 0.5], [0.0, 0.2], [0.0, 0.0], [0.0, 1.0]]))
+    (sentence,) = degenerate_dimensions({"state": entry})
+    # A hundredth of the other dimension's standard deviation, divided by the constant 1e-6 alone.
+    assert "a deviation of 0.002 becomes 4e+03 after quantile normalisation and 2e+03 after z-score" in sentence
+
+
+def test_a_gripper_that_is_usually_closed_is_degenerate_for_quantiles_only():
+    gripper = np.zeros(5000)
+    gripper[:40] = 1.0
+    stats, names = motion(gripper=gripper, **HEALTHY)
+    (sentence,) = degenerate_dimensions(stats, names)
+    assert sentence.startswith("state dimension 0 (gripper) moves too rarely for its quantiles (q01 0, q99 0, std 0.08")
+    # One standard deviation, over the constant 1e-6 alone.
+    assert "a deviation of 0.089 becomes 1.8e+05 after quantile normalisation, while z-scores are fine" in sentence
+
+
+def test_a_robot_that_never_moved_is_degenerate_in_every_dimension():
+    random = np.random.default_rng(8)
+    stats, _ = motion(**{f"joint {i}": 1.0 + i + random.normal(0, 1e-6, 5000) for i in range(4)})
+    assert len(degenerate_dimensions(stats)) == 4
+
+
+def test_one_arm_at_rest_does_not_hide_or_taint_the_other():
+    random = np.random.default_rng(9)
+    resting = [np.full(5000, 0.5)] * 8 + [1.5 + 0.0015 * random.integers(0, 2, 5000)]
+    moving = [random.normal(0, 0.3, 5000)] * 5
+    stats, _ = motion(**{f"joint {i}": column for i, column in enumerate(resting + moving)})
+    sentences = degenerate_dimensions(stats)
+    assert [sentence.split()[2] for sentence in sentences] == [str(i) for i in range(9)]
+
+
+def test_statistics_without_quantiles_are_judged_by_their_standard_deviation():
+    entry = NormStats(mean=np.array([0.5, 1.0]), std=np.array([0.3, 0.0]))
+    (sentence,) = degenerate_dimensions({"actions": entry})
+    assert sentence.startswith("actions dimension 1 hardly varies (std 0)")
+    assert "quantile" not in sentence

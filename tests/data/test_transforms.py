@@ -1,0 +1,243 @@
+"""Every step between a robot and a model equals OpenPI's, and can be undone."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from golden import arrays, content, needs_golden
+from pirl.data.transforms import AlohaJoints, DeltaActions, Normalize, PadToWidth, Pipeline, make_mask
+from pirl.errors import DataError
+from pirl.interop import NormStats
+
+# Where everything else is equal bit by bit, arcsines differ in the last bit between versions of NumPy.
+ARCSINE = 1e-15
+
+
+def in_and_out(recorded, case):
+    """The states and actions a recorded case was given, and what it made of them."""
+    return [
+        {key: recorded[f"{case}/{way}/{key}"] for key in ("state", "actions") if f"{case}/{way}/{key}" in recorded}
+        for way in ("in", "out")
+    ]
+
+
+def assert_equal(actual, expected, atol=0.0):
+    assert set(actual) == set(expected)
+    for key, value in expected.items():
+        np.testing.assert_allclose(actual[key], value, rtol=0, atol=atol)
+        assert actual[key].dtype == value.dtype
+
+
+def recorded_stats(recorded):
+    return {
+        key: NormStats(*[recorded[f"stats/{key}/{name}"] for name in ("mean", "std", "q01", "q99")])
+        for key in ("state", "actions")
+    }
+
+
+# --- equal to OpenPI -----------------------------------------------------------------------------------------------
+
+
+@needs_golden
+@pytest.mark.parametrize("case", ["three_cam_with_actions", "one_cam_float_chw", "four_cam"])
+def test_aloha_inputs_equal_openpi(case):
+    given, expected = in_and_out(arrays("transforms", "aloha.npz"), f"inputs_adapt1/{case}")
+    assert_equal(AlohaJoints()(given), expected, ARCSINE)
+
+
+@needs_golden
+def test_aloha_outputs_equal_openpi():
+    given, expected = in_and_out(arrays("transforms", "aloha.npz"), "outputs_adapt1/padded32")
+    del given["state"]
+    assert_equal(Pipeline((AlohaJoints(), PadToWidth(32, 14, 14))).inverse(given), expected)
+
+
+@needs_golden
+def test_aloha_grippers_and_joints_equal_openpi():
+    recorded = arrays("transforms", "aloha.npz")
+    values = recorded["gripper/value"]
+    robot = np.ones((len(values), 14))
+    robot[:, [6, 13]] = values[:, None]
+    flips = recorded["joint_flip_mask"]
+
+    def grippers(converted):
+        np.testing.assert_array_equal(np.delete(converted, [6, 13], -1), np.tile(np.delete(flips, [6, 13]), (29, 1)))
+        np.testing.assert_array_equal(converted[:, 6], converted[:, 13])
+        return converted[:, 6]
+
+    given = {"state": robot, "actions": robot}
+    to_pi = grippers(AlohaJoints()(given)["state"])
+    np.testing.assert_allclose(to_pi, recorded["gripper/to_angular"], rtol=0, atol=ARCSINE)
+    np.testing.assert_array_equal(grippers(AlohaJoints()(given)["actions"]), recorded["gripper/from_angular_inv"])
+    np.testing.assert_array_equal(grippers(AlohaJoints().inverse(given)["actions"]), recorded["gripper/from_angular"])
+    # OpenPI has no way back for the state; where the linkage does not clip, ours is the inverse of its way in.
+    back = AlohaJoints().inverse(AlohaJoints()(given))["state"][:, 6]
+    within = (values >= -0.11) & (values <= 1)
+    np.testing.assert_allclose(back[within], values[within], rtol=0, atol=1e-13)
+    np.testing.assert_allclose(back[values > 1], 1.0, rtol=0, atol=1e-13)
+
+
+@needs_golden
+@pytest.mark.parametrize(
+    ("case", "dims"),
+    [("aloha", (6, -1, 6, -1)), ("aloha_padded32", (6, -1, 6, -1)), ("libero", (6, -1)), ("droid", (7, -1))],
+)
+def test_delta_and_absolute_actions_equal_openpi(case, dims):
+    recorded = arrays("transforms", "actions.npz")
+    given, expected = in_and_out(recorded, f"delta/{case}")
+    assert_equal(DeltaActions(make_mask(*dims))(given), expected)
+    given, expected = in_and_out(recorded, f"absolute/{case}")
+    assert_equal(DeltaActions(make_mask(*dims)).inverse(given), expected)
+
+
+@needs_golden
+def test_masks_equal_openpi():
+    recorded = {k.split("/")[1]: v for k, v in arrays("transforms", "actions.npz").items() if k.startswith("bool_mask")}
+    assert len(recorded) == 5
+    for name, mask in recorded.items():
+        assert list(make_mask(*map(int, name.split("_")[1:]))) == mask.tolist()
+
+
+@needs_golden
+@pytest.mark.parametrize(("case", "width"), [("with_actions", 32), ("state_only", 32), ("already_wide", 14)])
+def test_padding_equals_openpi(case, width):
+    given, expected = in_and_out(arrays("transforms", "actions.npz"), f"pad/{case}")
+    assert_equal(PadToWidth(width, 14, None)(given), expected)
+
+
+@needs_golden
+@pytest.mark.parametrize("kind", ["zscore", "quantile"])
+def test_normalisation_equals_openpi(kind):
+    recorded = arrays("transforms", "normalize.npz")
+    transform = Normalize(recorded_stats(recorded), quantiles=kind == "quantile")
+    for case in ("normalize", "normalize_short_state_only"):
+        given, expected = in_and_out(recorded, f"{kind}/{case}")
+        assert_equal(transform(given), expected)
+    for case in ("unnormalize", "unnormalize_padded32"):
+        given, expected = in_and_out(recorded, f"{kind}/{case}")
+        assert_equal(transform.inverse(given), expected)
+
+
+@needs_golden
+def test_what_openpi_cannot_normalise_is_refused_by_name():
+    errors = content("transforms", "normalize_errors.json")
+    assert {"normalize_wider_data_than_stats", "quantile_without_q"} < set(errors)
+    stats = recorded_stats(arrays("transforms", "normalize.npz"))
+    with pytest.raises(DataError, match="state has 32 dimensions, but its statistics have 14"):
+        Normalize(stats, quantiles=False)({"state": np.zeros(32)})
+    without = {"state": NormStats(stats["state"].mean, stats["state"].std)}
+    with pytest.raises(DataError, match="'state' have no quantiles"):
+        Normalize(without, quantiles=True)
+
+
+# --- every step can be undone ------------------------------------------------------------------------------------------
+
+
+def random_stats(rng, dims):
+    low = rng.normal(size=dims)
+    return NormStats(rng.normal(size=dims), rng.uniform(0.1, 2, dims), low, low + rng.uniform(0.1, 2, dims))
+
+
+def build(kind, rng, state_dim, action_dim):
+    """A transform for these widths."""
+    stats = {"state": random_stats(rng, state_dim), "actions": random_stats(rng, action_dim)}
+    delta = DeltaActions(tuple((rng.random(min(state_dim, action_dim)) < 0.5).tolist()))
+    steps = {
+        "aloha": [AlohaJoints()],
+        "delta": [delta],
+        "zscore": [Normalize(stats, quantiles=False)],
+        "quantiles": [Normalize(stats, quantiles=True)],
+        "pad": [PadToWidth(40, state_dim, action_dim)],
+    }
+    steps["all"] = [*steps["aloha"], delta, *steps["quantiles"], *steps["pad"]]
+    return Pipeline(tuple(steps[kind]))
+
+
+@pytest.mark.parametrize("kind", ["aloha", "delta", "zscore", "quantiles", "pad", "all"])
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    batch=st.lists(st.integers(1, 3), max_size=2),
+    chunks=st.lists(st.integers(1, 3), max_size=1),
+    dims=st.tuples(st.integers(1, 40), st.integers(1, 40)),
+)
+@settings(max_examples=30, deadline=None)
+def test_the_inverse_undoes_every_transform_and_nothing_given_is_modified(kind, seed, batch, chunks, dims):
+    rng = np.random.default_rng(seed)
+    state_dim, action_dim = (14, 14) if kind in ("aloha", "all") else dims
+    transform = build(kind, rng, state_dim, action_dim)
+    # Within [-0.1, 1] a gripper's state is not clipped.
+    given = {
+        "state": rng.uniform(-0.1, 1, (*batch, state_dim)),
+        "actions": rng.normal(size=(*batch, *chunks, 5, action_dim)),
+        "other": np.ones(3),
+    }
+    for value in given.values():
+        value.flags.writeable = False
+    there = transform(given)
+    for value in there.values():
+        value.flags.writeable = False
+    back = transform.inverse(there)
+    for key, value in given.items():
+        np.testing.assert_allclose(back[key], value, rtol=0, atol=1e-10)
+    # And the other way round: from the model to the robot and back.
+    again = transform(back)
+    np.testing.assert_allclose(again["actions"], there["actions"], rtol=0, atol=1e-9)
+
+
+def test_a_batch_is_its_samples_one_by_one():
+    rng = np.random.default_rng(0)
+    transform = build("all", rng, 14, 14)
+    given = {"state": rng.uniform(0, 1, (3, 14)), "actions": rng.normal(size=(3, 5, 14))}
+    batched = transform(given)
+    for index in range(3):
+        single = transform({key: value[index] for key, value in given.items()})
+        assert_equal({key: value[index] for key, value in batched.items()}, single)
+    # The state alone, as while acting, is treated the same.
+    np.testing.assert_array_equal(transform({"state": given["state"]})["state"], batched["state"])
+
+
+# --- what does not fit is named ------------------------------------------------------------------------------------
+
+
+def test_data_wider_than_the_model_is_never_cut():
+    for key, shape in (("state", (34,)), ("actions", (5, 34))):
+        with pytest.raises(DataError, match=r"34.*takes 32: use a model with action_dim >= 34.*\(action_dim=34\)"):
+            PadToWidth(32, None, None)({key: np.zeros(shape)})
+    with pytest.raises(DataError, match="actions has 33 dimensions, but the model takes 32"):
+        PadToWidth(32, 26, 33)
+    padded = PadToWidth(32, 26, 26)({"state": np.ones(26)})["state"]
+    assert padded.tolist() == [1.0] * 26 + [0.0] * 6
+
+
+@pytest.mark.parametrize(
+    ("transform", "data", "message"),
+    [
+        (AlohaJoints(), {"state": np.zeros(7)}, "state has 7 dimensions; ALOHA has 14"),
+        (DeltaActions((True,)), {"actions": np.zeros((5, 3))}, "need the state"),
+        (DeltaActions((True,) * 4), {"state": np.zeros(9), "actions": np.zeros((5, 3))}, "mask has 4.*9.*3"),
+        (DeltaActions((True,)), {"state": np.zeros((4, 3)), "actions": np.zeros((2, 5, 3))}, r"\(4, 3\).*\(2, 5, 3\)"),
+        (DeltaActions((True,)), {"state": np.zeros((4, 3)), "actions": np.zeros((5, 3))}, r"\(4, 3\).*\(5, 3\)"),
+        (Normalize({}, quantiles=False), {"state": np.zeros(3)}, "no statistics of 'state'"),
+        (PadToWidth(32, 14, 14), {"state": np.zeros(13)}, "state has 13 dimensions instead of 14"),
+        (PadToWidth(32, 14, 14), {"actions": np.zeros(14)}, r"actions has shape \(14,\).*horizon"),
+        (PadToWidth(32, 14, 14), {"state": np.array("0")}, "state should be numbers"),
+    ],
+)
+def test_data_that_does_not_fit_is_refused(transform, data, message):
+    with pytest.raises(DataError, match=message):
+        transform(data)
+
+
+@pytest.mark.parametrize(
+    ("transform", "message"),
+    [(PadToWidth(32, None, None), "is not known: give the robot"), (PadToWidth(8, 7, 7), "should have 8.*not 32")],
+)
+def test_padding_of_unknown_or_other_width_is_not_cut_off(transform, message):
+    with pytest.raises(DataError, match=message):
+        transform.inverse({"actions": np.zeros((5, 32))})
+
+
+def test_integers_are_taken_as_numbers():
+    given = {"state": np.array([1, 2]), "actions": np.array([[1, 2]])}
+    assert DeltaActions((True, False))(given)["actions"].tolist() == [[0.0, 2.0]]
