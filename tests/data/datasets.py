@@ -853,6 +853,21 @@ def replaced(position: int, value: Any) -> Callable[[list[Any]], list[Any]]:
     return change
 
 
+def data_of(built: Built) -> Path:
+    return built.episodes[1].data_file
+
+
+def video_of(built: Built) -> Path:
+    return built.episodes[1].video_files[CAMERAS[0]]
+
+
+def outside(built: Built) -> Path:
+    """A directory beside the dataset."""
+    path = built.root.parent / "outside"
+    path.mkdir(exist_ok=True)
+    return path
+
+
 # Damage to rows.
 
 
@@ -913,19 +928,19 @@ def narrow_column(built: Built) -> None:
         rows = [row[:2] for row in table["action"].to_pylist()]
         return new_column(table, "action", pa.array(rows, pa.list_(pa.float32(), 2)))
 
-    edit_table(built.episodes[1].data_file, change)
+    edit_table(data_of(built), change)
 
 
 @broken(STATE, WHERE)
 def state_of_strings(built: Built) -> None:
     """The state in one file is text: name the column, and where."""
-    edit_table(built.episodes[1].data_file, lambda table: new_column(table, STATE, pa.array(["up"] * table.num_rows)))
+    edit_table(data_of(built), lambda table: new_column(table, STATE, pa.array(["up"] * table.num_rows)))
 
 
 @broken("next.reward", WHERE)
 def no_reward_column(built: Built) -> None:
     """One data file lacks the reward that info.json declares: name the column, and where."""
-    edit_table(built.episodes[1].data_file, lambda table: table.drop_columns(["next.reward"]))
+    edit_table(data_of(built), lambda table: table.drop_columns(["next.reward"]))
 
 
 @broken("observation.velocity")
@@ -935,7 +950,7 @@ def feature_without_column(built: Built) -> None:
 
 
 def without_rows(built: Built) -> None:
-    edit_table(built.episodes[1].data_file, lambda table: table.filter(pc.field("episode_index") != 1))
+    edit_table(data_of(built), lambda table: table.filter(pc.field("episode_index") != 1))
 
 
 @broken("<data>|episode 1")
@@ -944,7 +959,7 @@ def episode_without_data(built: Built) -> None:
     if built.version == "v3.0":
         without_rows(built)
     else:
-        built.episodes[1].data_file.unlink()
+        data_of(built).unlink()
 
 
 @broken("episode 1")
@@ -973,14 +988,6 @@ def task_without_name(built: Built) -> None:
 
 
 # Damage to whole files.
-
-
-def data_of(built: Built) -> Path:
-    return built.episodes[1].data_file
-
-
-def video_of(built: Built) -> Path:
-    return built.episodes[1].video_files[CAMERAS[0]]
 
 
 def file_damage(name: str, description: str, change: Callable[[Path], object], instead: str = "") -> None:
@@ -1193,13 +1200,6 @@ def nameless_tasks(built: Built) -> None:
 # Paths that lead where no reader should go. What they lead to is sound, so that only refusal is right.
 
 
-def outside(built: Built) -> Path:
-    """A directory beside the dataset."""
-    path = built.root.parent / "outside"
-    path.mkdir(exist_ok=True)
-    return path
-
-
 def escape(kind: str, name: str, prefix: str) -> None:
     """List a template that leaves the dataset: a complaint names its key in info.json."""
 
@@ -1292,7 +1292,7 @@ for kind, cameras in (("data", "none"), ("video", "video")):
     path = [f"{kind}_path"]
     for name, trick in TRICKS.items():
         info_damage(f"{kind}_path_{name}", path, f"{kind}s/{trick}.file", f"{kind}_path|.file", cameras=cameras)
-    for name, value in {"a_number": 3, "a_list": ["data"], "an_object": {}}.items():
+    for name, value in {"a_number": 3, "a_list": ["data"], "an_object": {"a": 1}}.items():
         info_damage(f"{kind}_path_{name}", path, value, f"{kind}_path", cameras=cameras, versions=BOTH)
 # A template that leaves out the episode or the camera finds the same file for all of them.
 ONE_FILE = "data/chunk-000/episode_000000.parquet"

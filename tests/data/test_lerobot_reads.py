@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -69,10 +70,23 @@ DELTAS = dict.fromkeys(("action", "next.reward", "next.done"), CHUNK) | dict.fro
 )
 
 
+@pytest.fixture(params=LEROBOT)
+def lerobot(request, tmp_path):
+    """A format's version, and the interpreter of a new environment with the LeRobot that reads it."""
+    package, needed = LEROBOT[request.param]
+    environment = tmp_path / "venv"
+    subprocess.run([sys.executable, "-m", "venv", environment], check=True)
+    for packages in ([*NEEDED, *needed], ["--no-deps", package, *VIDEO]):
+        result = run(environment / "bin" / "pip", "install", "--quiet", *packages)
+        if result.returncode:
+            pytest.skip(f"pip cannot install {package} here: {result.stderr.strip().splitlines()[-1]}")
+    yield request.param, environment / "bin" / "python"
+    shutil.rmtree(environment)  # pytest would keep it, and it is large
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("version", ["v2.1", "v3.0"])
-def test_lerobot_gives_back_what_was_written(version, tmp_path, monkeypatch, subtests):
-    python = lerobot_python(tmp_path / "venv", version)
+def test_lerobot_gives_back_what_was_written(lerobot, tmp_path, monkeypatch, subtests):
+    version, python = lerobot
     # So that five episodes fill several directories and, in v3.0, several files of episodes.
     monkeypatch.setattr(MetadataWriter, "chunk_size", 2)
     monkeypatch.setattr(MetadataV30, "episodes_per_file", 2)
@@ -99,17 +113,6 @@ def test_lerobot_gives_back_what_was_written(version, tmp_path, monkeypatch, sub
         assert all(line["samples"] == 2 and line["cpu_ms_per_sample"] > 0 for line in measured)
 
 
-def lerobot_python(environment: Path, version: str) -> Path:
-    """The interpreter of a new environment with the LeRobot that reads this version."""
-    lerobot, needed = LEROBOT[version]
-    subprocess.run([sys.executable, "-m", "venv", environment], check=True)
-    for packages in ([*NEEDED, *needed], ["--no-deps", lerobot, *VIDEO]):
-        result = run(environment / "bin" / "pip", "install", "--quiet", *packages)
-        if result.returncode:
-            pytest.skip(f"pip cannot install {lerobot} here: {result.stderr.strip().splitlines()[-1]}")
-    return environment / "bin" / "python"
-
-
 def run(*command: Any) -> subprocess.CompletedProcess[str]:
     """Run a program of LeRobot's environment; what it reports is shown when a test fails."""
     home = Path(command[0]).parents[1] / "huggingface"
@@ -124,13 +127,13 @@ def truth_of_all_frames() -> dict[str, np.ndarray]:
     random = np.random.default_rng(0)
     frames = sum(LENGTHS)
     truth: dict[str, np.ndarray] = {
-        name: (random.normal(size=(frames, width)) * 50).astype(dtype).squeeze()
-        for name, (dtype, width) in COLUMNS.items()
+        name: (random.random((frames, width)) * 200).astype(dtype).squeeze() for name, (dtype, width) in COLUMNS.items()
     }
     ends = np.cumsum(LENGTHS) - 1
     truth["next.done"] = np.isin(np.arange(frames), ends)
     truth["next.success"] = np.isin(np.arange(frames), ends[::2])
     truth["next.reward"] = truth["next.success"].astype(np.float32)
+    truth["complementary_info.is_intervention"] = random.random(frames) < 0.5
     for camera in (TOP, WRIST):
         blocks = random.integers(0, 2, (frames, 4, 6, 3), dtype=np.uint8) * np.uint8(255)
         truth[camera] = blocks.repeat(BLOCK, axis=1).repeat(BLOCK, axis=2)
@@ -206,7 +209,7 @@ def check(read: np.ndarray, written: np.ndarray, storage: str | None, name: str)
 
 
 def check_statistics(read: Any, truth: dict[str, np.ndarray]) -> None:
-    """LeRobot's view of the statistics is that of the data written (it looks at every pixel of so short episodes)."""
+    """The statistics that LeRobot shows are those of the data; in episodes this short every pixel counts."""
     for name, values in truth.items():
         if name == "task":
             continue

@@ -352,7 +352,7 @@ def write_and_die(root: str, version: Any, camera: str) -> None:
                 start.write_episode(episode(index), task=f"task {index}")
             calls, replace = iter(range(100)), os.replace
 
-            def dying(*paths: Any) -> None:
+            def dying(*paths: Any, step: int = step, calls: Any = calls, replace: Any = replace) -> None:
                 if next(calls) == step:
                     os.kill(os.getpid(), signal.SIGKILL)
                 replace(*paths)
@@ -371,7 +371,7 @@ def test_a_writer_killed_at_any_moment_leaves_a_dataset_that_continues(
     program = f"import test_writer; test_writer.write_and_die({str(tmp_path)!r}, {version!r}, {camera!r})"
     subprocess.run([sys.executable, "-c", program], cwd=Path(__file__).parent, check=True)
     *killed, whole = sorted(tmp_path.iterdir(), key=lambda root: int(root.name))
-    assert len(killed) == (5 if version == "v2.1" else 5) + (2 if camera == "video" else 0)
+    assert len(killed) == 5 + 2 * (camera == "video")
     assert len(read_episodes(whole)) == 3
     for root in killed:
         read = read_episodes(root)

@@ -47,6 +47,9 @@ def _check_features(dataset: Dataset) -> Iterator[Problem]:
     for name, feature in dataset.info.features.items():
         if not feature.is_camera and name not in dataset.column_names and name not in DEFAULT_COLUMNS:
             yield Problem("is declared in info.json but not in the data", column=name)
+        if feature.is_camera and feature.image_size is None:
+            shape = str(list(feature.shape))
+            yield Problem("a camera should be declared as height, width, channels", "note", None, None, name, shape)
     undeclared = [name for name in DEFAULT_COLUMNS if name not in dataset.info.features]
     if undeclared:
         yield Problem(f"does not declare {', '.join(undeclared)}", severity="note", file="meta/info.json")
@@ -139,18 +142,16 @@ def _check_declared(dataset: Dataset, camera: str, videos: Sequence[VideoIndex])
             column=camera,
             value=", ".join(sorted(codecs)),
         )
-    sizes = {video.size for video in videos}
-    if feature.image_size and sizes and sizes != {feature.image_size}:
-        yield Problem(
-            f"info.json says {feature.image_size[0]}×{feature.image_size[1]} pixels",
-            severity="note",
-            column=camera,
-            value=", ".join(f"{height}×{width}" for height, width in sorted(sizes)),
-        )
+    wanted = feature.image_size
+    for video in videos:
+        if wanted and video.size != wanted:
+            file, value = video.path.relative_to(dataset.root).as_posix(), f"{video.size[0]}×{video.size[1]}"
+            yield Problem(f"info.json says {wanted[0]}×{wanted[1]} pixels", "note", None, file, camera, value)
 
 
 def _check_pictures(dataset: Dataset, camera: str) -> Iterator[Problem]:
     """Every picture in the parquet files: is it one, and is it whole?"""
+    wanted = dataset.info.features[camera].image_size
     for episode, number in enumerate(dataset.episode_ids.tolist()):
         frame = 0
         for file, rows in dataset.rows.places(episode):
@@ -167,7 +168,11 @@ def _check_pictures(dataset: Dataset, camera: str) -> Iterator[Problem]:
                     if not isinstance(content, bytes):
                         raise ValueError("there is none")
                     with PIL.Image.open(io.BytesIO(content)) as image:
+                        width, height = image.size
                         image.verify()
+                    if wanted and (height, width) != wanted:
+                        message = f"info.json says {wanted[0]}×{wanted[1]} pixels, frame {frame} has another size"
+                        yield Problem(message, "note", number, relative, camera, f"{height}×{width}")
                 except (OSError, ValueError, SyntaxError, PIL.Image.DecompressionBombError) as error:
                     message = f"the picture of frame {frame} cannot be read: {error}"
                     yield Problem(message, episode=number, file=relative, column=camera)

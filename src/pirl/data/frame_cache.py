@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import CancelledError, ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, get_args
+from typing import Protocol, get_args, runtime_checkable
 
 import numpy as np
 from jaxtyping import Int64, UInt8
@@ -44,6 +44,7 @@ _EXPECTED_RATIO: dict[Compression, float] = {"none": 1.0, "png": 0.6, "jpeg": 0.
 _SECONDS_BETWEEN_LOG_LINES = 30.0
 
 
+@runtime_checkable
 class FrameSource(Protocol):
     """A whole dataset, seen as the frames of its cameras. Whoever trains on some episodes selects rows of the cache."""
 
@@ -226,7 +227,7 @@ def _announce(name: str, entries: list[_Entry], config: FrameCacheConfig, total:
     logger.info("%s", what)
 
 
-def _readable(size: float) -> str:
+def _readable(size: int | float) -> str:
     return f"{size / 2**30:,.1f} GiB" if size >= 2**30 else f"{size / 2**20:,.1f} MiB"
 
 

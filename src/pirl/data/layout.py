@@ -1,7 +1,6 @@
 """Where the files of a LeRobot dataset are: `meta/info.json`, read with suspicion, and its path templates."""
 
 import json
-import math
 import re
 import string
 from collections.abc import Mapping
@@ -83,7 +82,7 @@ def read_info(root: Path) -> Info:
     """Read and check info.json; everything wrong with it is reported together."""
     file = root / INFO_FILE
     if not root.is_dir():
-        raise BrokenDatasetError(str(root), [Problem("there is no such directory")])
+        raise BrokenDatasetError(str(root), [Problem(f"{root} is not a directory")])
     if not file.is_file():
         raise BrokenDatasetError(str(root), [Problem("is missing: this is not a LeRobot dataset", file=INFO_FILE)])
     try:
@@ -111,7 +110,7 @@ def read_info(root: Path) -> Info:
         complain("codebase_version", f"one of {', '.join(VERSIONS)} ({remedy})", version)
         version = "v2.1"
     fps = content.get("fps")
-    if not isinstance(fps, int | float) or isinstance(fps, bool) or not math.isfinite(fps) or not 0 < fps <= 100_000:
+    if not isinstance(fps, int | float) or isinstance(fps, bool) or not 0 < fps <= 100_000:
         complain("fps", "a positive number of frames per second", fps)
         fps = 1.0
     features: dict[str, Feature] = {}
@@ -129,23 +128,27 @@ def read_info(root: Path) -> Info:
     paths = {"data_path": content.get("data_path") or default_data}
     paths["video_path"] = content.get("video_path") or default_video
     for key, template in paths.items():
-        if complaint := _check_template(template):
+        complaint = _check_template(template)
+        if complaint is None and key == "video_path" and "{video_key}" not in template:
+            videos = [name for name, feature in features.items() if feature.dtype == "video"]
+            complaint = f"gives {' and '.join(videos)} the same file" if len(videos) > 1 else None
+        if complaint:
             problems.append(Problem(f"{key} {complaint}", file=INFO_FILE, value=f"{template!r:.120}"))
-    robot_type = content.get("robot_type")
-    info = Info(
+    robot_type, totals = content.get("robot_type"), [count(key, None) for key in ("total_episodes", "total_frames")]
+    chunks_size = count("chunks_size", 1000, least=1) or 1000
+    if problems:
+        raise BrokenDatasetError(str(root), problems)
+    return Info(
         version=version,
         fps=float(fps),
         features=features,
         data_path=paths["data_path"],
         video_path=paths["video_path"],
-        chunks_size=count("chunks_size", 1000, least=1) or 1000,
+        chunks_size=chunks_size,
         robot_type=robot_type if isinstance(robot_type, str) else None,
-        total_episodes=count("total_episodes", None),
-        total_frames=count("total_frames", None),
+        total_episodes=totals[0],
+        total_frames=totals[1],
     )
-    if problems:
-        raise BrokenDatasetError(str(root), problems)
-    return info
 
 
 def _read_feature(name: str, entry: Any) -> Feature | None:
@@ -197,7 +200,10 @@ def glob_pattern(template: str) -> str:
 def resolve_inside(root: Path, relative: str) -> Path:
     """The file below root, or ValueError if a link leads out of it. (The hub's cache links to the blobs beside it.)"""
     path = root / relative
-    home, target = root.resolve(), path.resolve()
+    try:
+        home, target = root.resolve(), path.resolve()
+    except (OSError, RuntimeError) as error:
+        raise ValueError(f"{relative} is a link that leads nowhere: {error}") from error
     blobs = home.parent.parent / "blobs"
     if target.is_relative_to(home) or (home.parent.name == "snapshots" and target.is_relative_to(blobs)):
         return path

@@ -58,7 +58,7 @@ def read_listing(root: Path, info: Info) -> Listing:
             listing.problems.append(Problem("length is not a count", episode=index, file=file, value=f"{length!r:.60}"))
             length = None
         texts = tuple(task for task in tasks if isinstance(task, str)) if isinstance(tasks, list) else ()
-        videos = {camera: place for camera in info.cameras if (place := _video_place(row, camera))}
+        videos = _video_places(row, info, index, file, listing)
         known = ("episode_index", "length", "tasks", "dataset_from_index", "dataset_to_index")
         extra = {key: value for key, value in row.items() if key not in known and "/" not in key}
         listing.episodes[index] = ListedEpisode(index, length, texts, videos, extra)
@@ -69,11 +69,21 @@ def _is_count(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**40
 
 
-def _video_place(row: dict[str, Any], camera: str) -> VideoPlace | None:
-    chunk, file, start = (row.get(f"videos/{camera}/{key}") for key in ("chunk_index", "file_index", "from_timestamp"))
-    if _is_count(chunk) and _is_count(file) and isinstance(start, int | float) and 0 <= start < 1e9:
-        return VideoPlace(chunk, file, float(start))  # type: ignore[arg-type]
-    return None
+def _video_places(row: dict[str, Any], info: Info, episode: int, file: str, listing: Listing) -> dict[str, VideoPlace]:
+    places = {}
+    for camera in info.cameras:
+        keys = [f"videos/{camera}/{key}" for key in ("chunk_index", "file_index", "from_timestamp")]
+        chunk, number, start = (row.get(key) for key in keys)
+        if chunk is None and number is None and start is None:
+            continue
+        sound = [_is_count(chunk), _is_count(number), isinstance(start, int | float) and 0 <= start < 1e9]
+        if all(sound):
+            places[camera] = VideoPlace(chunk, number, float(start))  # type: ignore[arg-type]
+            continue
+        wrong = keys[sound.index(False)]
+        value = f"{row.get(wrong)!r:.60}"
+        listing.problems.append(Problem("does not place the video", "problem", episode, file, wrong, value))
+    return places
 
 
 def _read_tasks(root: Path, info: Info, listing: Listing) -> None:
@@ -93,17 +103,18 @@ def _read_tasks(root: Path, info: Info, listing: Listing) -> None:
         file = "meta/tasks.jsonl"
         pairs = [(row.get("task_index"), row.get("task")) for _, row in _jsonl(root, file, listing)]
     for index, text in pairs:
-        if _is_count(index) and isinstance(text, str):
+        if _is_count(index) and isinstance(text, str) and index not in listing.tasks:
             listing.tasks[index] = text
         else:
             listing.problems.append(
-                Problem("a task needs an index and a string", file=file, value=f"{index!r}: {text!r:.60}")
+                Problem("a task needs an index of its own and a string", file=file, value=f"{index!r}: {text!r:.60}")
             )
 
 
 def _jsonl(root: Path, relative: str, listing: Listing) -> Iterator[tuple[str, dict[str, Any]]]:
     try:
-        lines = resolve_inside(root, relative).read_text(encoding="utf-8").splitlines()
+        # Not splitlines: it would also split at characters that a task may contain.
+        lines = resolve_inside(root, relative).read_text(encoding="utf-8").split("\n")
     except FileNotFoundError:
         listing.problems.append(Problem("is missing", file=relative))
         return

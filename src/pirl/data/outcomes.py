@@ -110,6 +110,9 @@ def try_outcomes(dataset: Dataset, config: OutcomeConfig) -> tuple[Outcomes | No
         if not succeeded:
             told = truncated if truncated is not None else _failures(config) == "timeout"
             ended = not told
+        if evidence.done is not None and len(early := np.flatnonzero(evidence.done[first : end - 1])):
+            message = f"frame {early[0]} is marked as the end, but the episode goes on"
+            problems.append(Problem(message, "problem", number, None, evidence.done_column))
         terminals[end - 1] = ended
         ends[episode] = end
         success[episode] = -1 if succeeded is None else int(succeeded)
@@ -118,6 +121,7 @@ def try_outcomes(dataset: Dataset, config: OutcomeConfig) -> tuple[Outcomes | No
         shown = ", ".join(map(str, silent[:10])) + (f" and {len(silent) - 10} more" if len(silent) > 10 else "")
         plural = "episodes say" if len(silent) > 1 else "episode says"
         problems.append(Problem(f"{len(silent)} {plural} nothing about success or reward ({shown}): {_HOW_TO_LABEL}"))
+    if problems:
         return None, problems
     return Outcomes(rewards, terminals, ends, success, notes), []
 
@@ -154,6 +158,7 @@ class _Evidence:
     truncated_column: np.ndarray | None
     terminated: np.ndarray | None
     reward_values: frozenset[float]
+    done_column: str | None
 
     def success(self, episode: int, first: int, last: int) -> tuple[bool | None, int]:
         """Whether an episode succeeded, and at which row."""
@@ -242,6 +247,7 @@ def _gather_evidence(dataset: Dataset, config: OutcomeConfig) -> tuple[_Evidence
         column("truncated"),
         column("terminated"),
         values,
+        chosen["done"],
     )
     return evidence, problems
 

@@ -89,6 +89,10 @@ def read_rows(root: Path, info: Info, listing: Listing) -> Rows:
     episode_ids, counts = np.unique(stacked["episode_index"], return_counts=True)
     starts = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
     everywhere = [name for name in (names[0] if names else []) if all(name in other for other in names)]
+    for name in dict.fromkeys(name for present in names for name in present if name not in everywhere):
+        for relative, present in zip(kept, names, strict=True):
+            if name not in present:
+                problems.append(Problem("is not in this file, though it is in others", file=relative, column=name))
     _check_frames(stacked["frame_index"][order], episode_ids, starts, problems)
     _compare_with_listing(info, listing, episode_ids, counts, problems)
     for name in DEFAULT_COLUMNS:
@@ -114,8 +118,15 @@ def _data_files(root: Path, info: Info, listing: Listing, problems: list[Problem
     for relative, index in expected.items():
         if relative not in present:
             problems.append(Problem("is missing", file=relative, episode=index))
-    for stray in sorted(set(present) - set(expected)):
-        problems.append(Problem("belongs to no listed episode; left out", severity="note", file=stray))
+    strays = sorted(set(present) - set(expected))
+    counted = range(min(info.total_episodes or 0, 1_000_000) if strays else 0)
+    unlisted = {fill(info.data_path, chunk=index // info.chunks_size, file=index): index for index in counted}
+    for stray in strays:
+        if stray in unlisted:
+            message = "is not listed in meta/episodes.jsonl, though total_episodes counts it"
+            problems.append(Problem(message, file=stray, episode=unlisted[stray]))
+        else:
+            problems.append(Problem("belongs to no listed episode; left out", severity="note", file=stray))
     return [(relative, index) for relative, index in expected.items() if relative in present]
 
 

@@ -111,7 +111,6 @@ def _split(
         problems.append(
             Problem(
                 f"the video has {len(video)} frames, its {len(positions)} episodes have {by_count[-1]}",
-                severity="note" if len(video) > by_count[-1] else "problem",
                 file=relative,
                 column=camera,
             )

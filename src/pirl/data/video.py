@@ -10,7 +10,6 @@ from jaxtyping import Int64, UInt8
 
 from pirl.errors import DataError
 
-
 # Decoders are named by their library, and info.json may use yet another name.
 _CODEC_NAMES = {"libdav1d": "av1", "libaom-av1": "av1", "libsvtav1": "av1", "mp4v": "mpeg4", "h265": "hevc"}
 

@@ -187,8 +187,8 @@ class DatasetWriter:
         """Two writers on one directory would overwrite each other's episodes."""
         if (found := self._read_info().get("total_episodes")) != self.num_episodes:
             raise DataError(
-                f"{self.root} now has {found} episodes, and this writer left {self.num_episodes}: only one writer at a time "
-                "may add to a dataset; resume from what is there now"
+                f"{self.root} now has {found} episodes, and this writer left {self.num_episodes}: only one writer at a "
+                "time may add to a dataset; resume from what is there now"
             )
 
     def _roll_back(self) -> None:
