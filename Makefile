@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help setup demo test test-slow lint format bench bench-full-size constraints clean
+.PHONY: help setup demo test test-slow lint format bench bench-loader bench-full-size constraints clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
@@ -41,6 +41,13 @@ format: $(READY)  ## rewrite the sources in the house style
 
 bench: $(READY)  ## the quick benchmarks; each prints one JSON line
 	$(BIN)/python benchmarks/best_of_n.py
+	$(BIN)/python benchmarks/loader.py
+
+bench-loader: $(READY) .venv-lerobot  ## the loader against the real LeRobot, in an environment of its own (1.4 GB)
+	$(BIN)/python benchmarks/loader.py
+
+.venv-lerobot:
+	$(PYTHON) scripts/make_lerobot_env.py v3.0 $@ || { rm -rf $@; exit 1; }
 
 bench-full-size: $(READY)  ## full-size π₀ on this machine: needs 20 GiB of memory and ten minutes
 	$(BIN)/python benchmarks/full_size.py
@@ -51,4 +58,4 @@ constraints: $(READY)  ## pin the newest versions that fit together
 		--extra dev --extra hub --extra ray --extra tensorboard --extra wandb --output-file constraints.txt pyproject.toml
 
 clean:  ## remove .venv and caches
-	rm -rf $(VENV) build src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache
+	rm -rf $(VENV) .venv-lerobot build src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache

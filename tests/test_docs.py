@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from pirl.cli.main import main
+from pirl.data import list_robots
 from pirl.interop import NormStats, save_policy
 from pirl.models import create_model, get_model_config, list_model_configs
 
@@ -28,13 +29,18 @@ def commands(page: str) -> list[list[str]]:
 
 @pytest.fixture(scope="module")
 def workplace(tmp_path_factory):
-    """A directory with the checkpoints that the documentation speaks of."""
+    """A directory with the checkpoints and the dataset that the documentation speaks of."""
     directory = tmp_path_factory.mktemp("docs")
     stats = {"state": NormStats(np.zeros(8), np.ones(8))}
     for name in ("tiny", "tiny_lora"):
         policy = create_model(get_model_config(name), jax.random.key(0))
         save_policy(directory / "checkpoints" / name, policy, norm_stats={"robot": stats})
-    return directory
+    monkeypatch = pytest.MonkeyPatch()
+    monkeypatch.setenv("PIRL_CACHE", str(directory / "cache"))
+    monkeypatch.chdir(directory)
+    exec(compile(blocks("docs/data.md", "python")[0], "docs/data.md", "exec"), {})
+    yield directory
+    monkeypatch.undo()
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -67,8 +73,9 @@ def test_every_link_leads_to_a_file(page):
 
 
 def test_every_preset_and_benchmark_is_documented():
-    models = (ROOT / "docs/models.md").read_text()
+    models, data = (ROOT / "docs/models.md").read_text(), (ROOT / "docs/data.md").read_text()
     assert all(f"`{name}`" in models for name in list_model_configs())
+    assert all(f"`{name}`" in data for name in list_robots())
     record = (ROOT / "benchmarks/README.md").read_text()
     assert all(script.name in record for script in (ROOT / "benchmarks").glob("*.py"))
 

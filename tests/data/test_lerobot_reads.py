@@ -14,16 +14,11 @@ import pytest
 from pirl.data.metadata_writer import MetadataV30, MetadataWriter
 from pirl.data.writer import DatasetWriter
 
-BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
+PROJECT = Path(__file__).resolve().parents[2]
+BENCHMARKS = PROJECT / "benchmarks"
+sys.path.append(str(PROJECT / "scripts"))
+from make_lerobot_env import LEROBOT, make  # noqa: E402
 
-# LeRobot's own requirements ask for much that reading a dataset does not need, so these are named one by one. Of
-# torchvision the pinned release is the last that LeRobot accepts; it is made for an older torch, see import_lerobot.
-LEROBOT = {
-    "v2.1": ("lerobot==0.3.3", ["datasets==3.6.0", "jsonlines==4.0.0"]),
-    "v3.0": ("lerobot==0.4.4", ["datasets==4.8.5", "accelerate==1.10.1", "pandas==2.3.3"]),
-}
-NEEDED = ["torch==2.13.0", "numpy==2.2.6", "av==15.1.0", "pillow==12.0.0", "huggingface-hub==0.35.3", "packaging==25.0"]
-VIDEO = ["torchvision==0.25.0", "torchcodec==0.13.0"]
 BACKENDS = ("pyav", "torchcodec")
 
 # Reads everything: each frame alone, each with its neighbours, one episode alone, the statistics.
@@ -73,14 +68,12 @@ DELTAS = dict.fromkeys(("action", "next.reward", "next.done"), CHUNK) | dict.fro
 @pytest.fixture(params=LEROBOT)
 def lerobot(request, tmp_path):
     """A format's version, and the interpreter of a new environment with the LeRobot that reads it."""
-    package, needed = LEROBOT[request.param]
     environment = tmp_path / "venv"
-    subprocess.run([sys.executable, "-m", "venv", environment], check=True)
-    for packages in ([*NEEDED, *needed], ["--no-deps", package, *VIDEO]):
-        result = run(environment / "bin" / "pip", "install", "--quiet", *packages)
-        if result.returncode:
-            pytest.skip(f"pip cannot install {package} here: {result.stderr.strip().splitlines()[-1]}")
-    yield request.param, environment / "bin" / "python"
+    try:
+        python = make(request.param, environment)
+    except subprocess.CalledProcessError as error:
+        pytest.skip(f"pip cannot install LeRobot here: {(error.stderr or str(error)).strip().splitlines()[-1]}")
+    yield request.param, python
     shutil.rmtree(environment)  # pytest would keep it, and it is large
 
 

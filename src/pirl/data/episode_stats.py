@@ -8,7 +8,9 @@ from jaxtyping import Shaped, UInt8
 Stats = dict[str, np.ndarray]
 """The statistics of one feature by name. A column's have its width [n], a camera's have shape [3, 1, 1]."""
 
-QUANTILES = {"q01": 0.01, "q10": 0.10, "q50": 0.50, "q90": 0.90, "q99": 0.99}
+QUANTILES = {"q01": 1, "q10": 10, "q50": 50, "q90": 90, "q99": 99}
+"""Quantiles by name, in percent. That of n values is the smallest value v for which that many of them are <= v."""
+
 STATISTICS = ("min", "max", "mean", "std", "count", *QUANTILES)
 
 # LeRobot looks at T^0.75 frames of an episode (all of the first hundred), and thins images to about 150 pixels a side.
@@ -31,8 +33,14 @@ def column_stats(values: Shaped[np.ndarray, "T n"]) -> Stats:
 
 
 def quantiles(values: Shaped[np.ndarray, "T n"]) -> Stats:
-    """The exact quantiles of each component."""
-    return dict(zip(QUANTILES, np.quantile(values.astype(np.float64), list(QUANTILES.values()), axis=0), strict=True))
+    """The quantiles of each component."""
+    ordered = np.sort(values, axis=0)
+    return {name: ordered[_rank(percent, len(values)) - 1].astype(np.float64) for name, percent in QUANTILES.items()}
+
+
+def _rank(percent: int, count: int) -> int:
+    """The least whole number of values that is that much of all; in integers, so that no rounding can move it."""
+    return -(-percent * count // 100)
 
 
 def image_stats(frames: UInt8[np.ndarray, "T H W 3"]) -> Stats:
@@ -52,15 +60,17 @@ def _level_stats(histogram: Shaped[np.ndarray, "256"]) -> dict[str, float]:
     seen = levels[histogram > 0]
     mean = np.average(levels, weights=histogram)
     std = np.sqrt(np.average((levels - mean) ** 2, weights=histogram))
-    marks = np.quantile(levels, list(QUANTILES.values()), weights=histogram, method="inverted_cdf")
-    return {"min": seen[0], "max": seen[-1], "mean": mean, "std": std, **dict(zip(QUANTILES, marks, strict=True))}
+    reached = np.cumsum(histogram)
+    marks = {name: levels[np.searchsorted(reached, _rank(p, int(reached[-1])))] for name, p in QUANTILES.items()}
+    return {"min": seen[0], "max": seen[-1], "mean": mean, "std": std, **marks}
 
 
 def combine(stats: Mapping[str, Shaped[np.ndarray, "episodes ..."]]) -> Stats:
     """One feature's statistics over several episodes, from those of each stacked along a leading axis.
 
-    Everything is exact but the quantiles, which those of the parts cannot tell: low ones are the lowest of any episode
-    and high ones the highest, so that they enclose the true ones; the median is the average of the episodes' medians.
+    Everything is exact but the quantiles, which those of the parts cannot tell: they lie between the lowest and the
+    highest of any episode. Taken are the lowest of the low ones, the highest of the high ones, so that the range between
+    them holds no less than it promises, and the average of the medians.
     """
     count = stats["count"].sum(axis=0)
     weights = (stats["count"] / count).reshape(-1, *[1] * (stats["mean"].ndim - 1))
@@ -72,9 +82,9 @@ def combine(stats: Mapping[str, Shaped[np.ndarray, "episodes ..."]]) -> Stats:
         "std": np.sqrt((weights * (stats["std"] ** 2 + (stats["mean"] - mean) ** 2)).sum(axis=0)),
         "count": count,
     }
-    for name, level in QUANTILES.items():
-        if level == 0.5:
+    for name, percent in QUANTILES.items():
+        if percent == 50:
             combined[name] = (weights * stats[name]).sum(axis=0)
         else:
-            combined[name] = stats[name].min(axis=0) if level < 0.5 else stats[name].max(axis=0)
+            combined[name] = stats[name].min(axis=0) if percent < 50 else stats[name].max(axis=0)
     return combined

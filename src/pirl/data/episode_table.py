@@ -3,6 +3,7 @@
 import io
 import json
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ import pyarrow.parquet as pq
 from PIL import Image
 
 from pirl.data.layout import DEFAULT_COLUMNS
-from pirl.data.video_writer import CODEC_NAMES, Codec
+from pirl.data.video_writer import CODEC_NAMES, SMALLEST_SIDE, Codec
 from pirl.errors import DataError
 
 Features = dict[str, dict[str, Any]]
@@ -43,6 +44,11 @@ def declare_features(features: Mapping[str, Mapping[str, Any]], *, fps: int, cod
             raise DataError(
                 f"feature {name!r}: video keeps colour for 2 × 2 pixels, so height and width must be even, got "
                 f"{shape[0]} × {shape[1]}; crop or resize the frames, or store them with dtype 'image'"
+            )
+        if dtype == "video" and min(shape[:2]) < (side := SMALLEST_SIDE[codec]):
+            raise DataError(
+                f"feature {name!r}: {codec} needs frames of at least {side} × {side}, got {shape[0]} × {shape[1]}; "
+                "enlarge them, choose codec 'h264', or store them with dtype 'image'"
             )
         names = feature.get("names")
         if dtype in CAMERAS:
@@ -138,9 +144,9 @@ def parquet_bytes(table: pa.Table) -> bytes:
 def _arrow_array(values: np.ndarray, feature: dict[str, Any]) -> pa.Array:
     if feature["dtype"] == "image":
         paths = [f"frame-{index:06d}.png" for index in range(len(values))]
-        return pa.StructArray.from_arrays(
-            [pa.array(map(_png, values), pa.binary()), pa.array(paths)], ["bytes", "path"]
-        )
+        with ThreadPoolExecutor() as pool:  # compressing leaves the interpreter to others
+            files = pa.array(pool.map(_png, values), pa.binary())
+        return pa.StructArray.from_arrays([files, pa.array(paths)], ["bytes", "path"])
     flat = pa.array(np.ravel(values))
     width = feature["shape"][0]
     return flat if width == 1 else pa.FixedSizeListArray.from_arrays(flat, width)

@@ -90,7 +90,7 @@ def open_store(directory: Path, layout: StoreLayout, workers: int) -> Frames | N
         except OSError:
             return None
         size = os.fstat(file).st_size
-        if about.get("complete") is not True or about.get("frames_bytes") != size:
+        if about.get("complete") is not True:
             return None
         if index is None:
             if size != math.prod(layout.shape):
@@ -185,7 +185,7 @@ class StoreWriter:
                 there = False
             if not there:
                 raise DataError(f"the frame cache in {self.directory} was deleted while it was built. Run again.")
-            self._describe(complete=True, frames_bytes=os.fstat(self._frames).st_size)
+            self._describe(complete=True)
 
     def close(self) -> None:
         """Close the files; what is recorded stays."""
@@ -204,8 +204,8 @@ class StoreWriter:
                 offset += len(encoded)
         return index
 
-    def _describe(self, **state: bool | int) -> None:
-        write_file(self.directory / ABOUT_FILE, json.dumps(self._about | state, indent=1))
+    def _describe(self, *, complete: bool) -> None:
+        write_file(self.directory / ABOUT_FILE, json.dumps(self._about | {"complete": complete}, indent=1))
 
     def _write(self, file: int, content: bytes | memoryview, offset: int) -> None:
         view = memoryview(content).cast("B") if len(content) else memoryview(b"")

@@ -2,8 +2,9 @@
 
 import csv
 import json
-import math
-from collections.abc import Iterable, Mapping
+import re
+import sys
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,9 @@ from pirl.errors import DataError
 from pirl.files import write_file
 
 LABEL_FILE = "meta/pirl_labels.jsonl"
-_YES, _NO = {"1", "true", "yes", "y", "success"}, {"0", "false", "no", "n", "failure", "fail"}
+_YES, _NO = {"1", "1.0", "true", "yes", "y", "success"}, {"0", "0.0", "false", "no", "n", "failure", "fail"}
+# Enough for any dataset, and a slip in a range cannot fill the memory.
+_EPISODES = re.compile(r"([0-9]{1,7})(?:-([0-9]{1,7}))?")
 
 
 @dataclass(frozen=True)
@@ -37,14 +40,14 @@ def read_labels(root: Path) -> dict[int, Label]:
         path = resolve_inside(root, LABEL_FILE)
         lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
     except (OSError, ValueError) as error:
-        raise DataError(f"{LABEL_FILE} cannot be read: {error}.") from error
+        raise DataError(f"{root / LABEL_FILE} cannot be read: {error}.") from error
     labels = {}
     for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
         try:
             label = _parse(json.loads(line))
-        except (ValueError, TypeError) as error:
+        except (ValueError, RecursionError) as error:
             raise DataError(
                 f"{root / LABEL_FILE}, line {number}: {error}. Mend it, or label the episode again."
             ) from error
@@ -55,8 +58,11 @@ def read_labels(root: Path) -> dict[int, Label]:
 def write_labels(root: Path, labels: Mapping[int, Label]) -> Path:
     """Write the sidecar, in the order of episodes."""
     path = root / LABEL_FILE
-    resolve_inside(root, LABEL_FILE)
-    write_file(path, "".join(json.dumps(labels[episode].to_json()) + "\n" for episode in sorted(labels)))
+    try:
+        resolve_inside(root, LABEL_FILE)
+        write_file(path, "".join(json.dumps(labels[episode].to_json()) + "\n" for episode in sorted(labels)))
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path} cannot be written: {error}.") from error
     return path
 
 
@@ -64,24 +70,27 @@ def read_csv(file: Path) -> dict[int, Label]:
     """Labels from a table with the columns episode, and success, reward or truncated (any of them)."""
     try:
         with file.open(newline="", encoding="utf-8-sig") as stream:
-            reader = csv.DictReader(stream)
-            header, rows = [name.strip() for name in reader.fieldnames or []], list(reader)
+            reader = csv.reader(stream)
+            header = [name.strip() for name in next(filter(None, reader), [])]
+            rows = [(reader.line_num, [cell.strip() for cell in row]) for row in reader]
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise DataError(f"{file} cannot be read as CSV: {error}.") from error
-    renamed = ["episode" if name == "episode_index" else name for name in header]
-    unknown = sorted(set(renamed) - {"episode", "success", "reward", "truncated"})
-    if "episode" not in renamed or unknown or len(renamed) < 2:
+    names = ["episode" if name.lower() == "episode_index" else name.lower() for name in header]
+    if "episode" not in names or set(names) - {"episode", "success", "reward", "truncated"} or len(names) < 2:
         raise DataError(
-            f"{file}: the columns should be episode and any of success, reward, truncated; they are {', '.join(header)}."
+            f"{file}: the columns should be episode and any of success, reward, truncated; they are "
+            f"{', '.join(header) or 'none'}."
         )
+    if len(set(names)) < len(names):
+        raise DataError(f"{file}: a column is there twice: {', '.join(header)}.")
     labels: dict[int, Label] = {}
-    for number, row in enumerate(rows, start=2):
-        values = {
-            name: (row.get(original) or "").strip()
-            for name, original in zip(renamed, reader.fieldnames or [], strict=True)
-        }
+    for number, row in rows:
+        if not any(row):
+            continue
         try:
-            label = _parse({name: _from_text(name, text) for name, text in values.items() if text})
+            if len(row) > len(names):
+                raise ValueError(f"there are more cells than columns: {', '.join(row)}")
+            label = _parse({name: _from_text(name, text) for name, text in zip(names, row, strict=False) if text})
         except ValueError as error:
             raise DataError(f"{file}, line {number}: {error}.") from error
         if label.episode in labels:
@@ -94,27 +103,33 @@ def parse_episodes(text: str) -> list[int]:
     """Episode numbers from a list of numbers and ranges such as `0,3,7-12`."""
     episodes: list[int] = []
     for part in filter(None, (part.strip() for part in text.split(","))):
-        first, dash, last = part.partition("-")
-        if not first.isdecimal() or (dash and not last.isdecimal()) or (dash and int(last) < int(first)):
+        found = _EPISODES.fullmatch(part)
+        first, last = (int(found[1]), int(found[2] or found[1])) if found else (0, -1)
+        if last < first:
             raise DataError(f"{part!r} is neither an episode number nor a range such as 7-12.")
-        episodes += range(int(first), int(last if dash else first) + 1)
+        episodes += range(first, last + 1)
     return episodes
 
 
 def merge(old: Mapping[int, Label], new: Iterable[Label]) -> dict[int, Label]:
-    """New labels over old ones; what a new label does not say stays."""
+    """New labels over old ones; what a new label does not say stays, if it was said of an episode as long."""
     merged = dict(old)
     for label in new:
-        before = merged[label.episode].to_json() if label.episode in merged else {}
-        merged[label.episode] = Label(**{**before, **label.to_json()})
+        before = merged.get(label.episode, label)
+        if None not in (before.length, label.length) and before.length != label.length:
+            before = label
+        merged[label.episode] = Label(**{**before.to_json(), **label.to_json()})
     return merged
 
 
 def _from_text(name: str, text: str) -> Any:
     if name == "episode":
-        return int(text)
+        return int(text) if re.fullmatch("[0-9]{1,18}", text) else text
     if name == "reward":
-        return float(text)
+        try:
+            return float(text)
+        except ValueError:
+            return text
     if text.lower() in _YES | _NO:
         return text.lower() in _YES
     raise ValueError(f"{name} should be yes or no (1 or 0, true or false); it is {text!r}")
@@ -123,17 +138,41 @@ def _from_text(name: str, text: str) -> Any:
 def _parse(entry: Any) -> Label:
     if not isinstance(entry, dict):
         raise ValueError("a label is an object")
-    unknown = set(entry) - set(Label.__dataclass_fields__)
-    if unknown:
+    if unknown := set(entry) - set(Label.__dataclass_fields__):
         raise ValueError(f"unknown keys {sorted(unknown)}")
-    episode, reward = entry.get("episode"), entry.get("reward")
-    if not isinstance(episode, int) or isinstance(episode, bool) or episode < 0:
-        raise ValueError(f"episode should be an episode number; it is {episode!r}")
-    for key in ("success", "truncated"):
-        if entry.get(key) is not None and not isinstance(entry[key], bool):
-            raise ValueError(f"{key} should be true or false; it is {entry[key]!r}")
-    if reward is not None and (not isinstance(reward, int | float) or not math.isfinite(reward)):
-        raise ValueError(f"reward should be a finite number; it is {reward!r}")
-    if len(entry) - ("length" in entry) < 2:
-        raise ValueError(f"the label of episode {episode} says nothing")
-    return Label(**entry)
+    said = {key: value for key, value in entry.items() if value is not None}
+    for key, value in said.items():
+        fits, wanted = _KINDS[key]
+        if not fits(value):
+            raise ValueError(f"{key} should be {wanted}; it is {value!r:.60}")
+    if "episode" not in said:
+        raise ValueError("episode is missing")
+    if not said.keys() & {"success", "reward", "truncated"}:
+        raise ValueError(f"the label of episode {said['episode']} says nothing")
+    if "reward" in said:
+        said["reward"] = float(said["reward"])
+    return Label(**said)
+
+
+def _is_count(value: Any) -> bool:
+    # By type, because True counts as an int.
+    return type(value) is int and value >= 0
+
+
+def _is_yes_or_no(value: Any) -> bool:
+    return isinstance(value, bool)
+
+
+def _is_reward(value: Any) -> bool:
+    # Compared, because an integer may be too large to be made a float.
+    return type(value) in (int, float) and abs(value) <= sys.float_info.max
+
+
+# What a label may say in each field.
+_KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "episode": (_is_count, "an episode number"),
+    "success": (_is_yes_or_no, "true or false"),
+    "reward": (_is_reward, "a finite number"),
+    "truncated": (_is_yes_or_no, "true or false"),
+    "length": (lambda value: _is_count(value) and value > 0, "a number of frames"),
+}

@@ -81,9 +81,12 @@ class MetadataV21(MetadataWriter):
 
     def restore(self, episodes: int, tasks: int) -> list[str]:
         """Keep that many lines of each file."""
-        for name, count in (("episodes", episodes), ("episodes_stats", episodes), ("tasks", tasks)):
-            self._write_lines(name, self._lines(name, count))
-        return [json.loads(line)["task"] for line in self._lines("tasks", tasks)]
+        counts = {"episodes": episodes, "episodes_stats": episodes, "tasks": tasks}
+        kept = {name: self._lines(name, count) for name, count in counts.items()}
+        texts = [json.loads(line)["task"] for line in kept["tasks"]]
+        for name, lines in kept.items():
+            self._write_lines(name, lines)
+        return texts
 
     def save_tasks(self, tasks: Sequence[str]) -> None:
         """Write tasks.jsonl."""
@@ -145,13 +148,13 @@ class MetadataV30(MetadataWriter):
         for first in range(0, episodes, self.episodes_per_file):
             self._rows = self._read_rows(first, min(episodes - first, self.episodes_per_file))
             self._add_stats({name: _stacked_stats(self._rows, name, f) for name, f in self.features.items()})
+        texts = pq.read_table(self.root / "meta/tasks.parquet")["task"].to_pylist()[:tasks] if tasks else []
         if episodes % self.episodes_per_file == 0:
             self._rows = self._schema.empty_table()
             self._episodes_file(episodes).unlink(missing_ok=True)
         else:
             write_file(self._episodes_file(episodes), parquet_bytes(self._rows))
         self._write_stats(self._stats)
-        texts = pq.read_table(self.root / "meta/tasks.parquet")["task"].to_pylist()[:tasks] if tasks else []
         self.save_tasks(texts)
         return texts
 
@@ -199,7 +202,7 @@ class MetadataV30(MetadataWriter):
         for feature, stats in episode.stats.items():
             row |= {f"stats/{feature}/{name}": value.tolist() for name, value in stats.items()}
         earlier = self._rows.slice(0, episode.index % self.episodes_per_file)
-        self._rows = pa.concat_tables([earlier, pa.Table.from_pylist([row], self._schema)])
+        self._rows = pa.concat_tables([earlier, pa.Table.from_pylist([row], self._schema)]).combine_chunks()
         write_file(self._episodes_file(episode.index), parquet_bytes(self._rows))
 
     def finish(self, data_files: Sequence[Path]) -> None:

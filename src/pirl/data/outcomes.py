@@ -1,8 +1,8 @@
 """How episodes ended and what each step was worth, from whichever convention a dataset follows.
 
 Success of an episode, from the first of these that says something: a label (`pirl data label`); the success column;
-a success field in the episode metadata; rewards that are 0/1 or -1/0; and, only if asked, that a demonstration
-without any of these succeeded.
+a success field in the episode metadata; rewards that are 0/1, -1/0 or a cost of every step; and, only if asked, that a
+demonstration without any of these succeeded.
 """
 
 from collections.abc import Sequence
@@ -18,13 +18,9 @@ from pirl.data.problems import BrokenDatasetError, Problem
 from pirl.errors import ConfigError
 
 SUCCESS_COLUMNS = ("next.success", "is_success", "success")
-DONE_COLUMNS = ("next.done", "done")
-TRUNCATED_COLUMNS = ("next.truncated", "truncated")
-TERMINATED_COLUMNS = ("next.terminated", "terminated")
+END_COLUMNS = {key: (f"next.{key}", key) for key in ("done", "truncated", "terminated")}
 REWARD_COLUMN = "next.reward"
-_HOW_TO_LABEL = (
-    "label it (pirl data label), name its reward column, or, for plain demonstrations, set unlabelled to success"
-)
+_HOW_TO_LABEL = "label them (pirl data label) or, for plain demonstrations, set unlabelled to success"
 
 
 @dataclass(frozen=True)
@@ -32,7 +28,7 @@ class OutcomeConfig:
     """What counts as reward, and how the end of an episode is understood.
 
     `reward`: `sparse` is 1 at the step of success and 0 elsewhere; `step_penalty` is -1 per step, 0 at the step of
-    success; `raw` is the reward column as it is.
+    success; `raw` is the reward column as it is (without one, the same as `sparse`).
     `failures`: whether an unsuccessful episode truly ended (`terminal`) or ran out of time (`timeout`), where the data
     does not tell. `auto` is `timeout` for `step_penalty`, which would otherwise prefer to fail early, else `terminal`.
     `unlabelled`: what to make of episodes that say nothing about success.
@@ -91,10 +87,10 @@ def try_outcomes(dataset: Dataset, config: OutcomeConfig) -> tuple[Outcomes | No
         succeeded, at = evidence.success(episode, first, last)
         if succeeded is None and config.unlabelled == "success":
             succeeded, at = True, last - 1
-        if succeeded is None and (config.reward != "raw" or evidence.reward is None):
+        if succeeded is None and not (config.reward == "raw" and evidence.is_rewarded(episode)):
             silent.append(number)
             continue
-        truncated = evidence.truncated(episode, first, last)
+        truncated = evidence.truncated(episode, last)
         end = last
         if succeeded:
             end = at + 1
@@ -110,9 +106,10 @@ def try_outcomes(dataset: Dataset, config: OutcomeConfig) -> tuple[Outcomes | No
         if not succeeded:
             told = truncated if truncated is not None else _failures(config) == "timeout"
             ended = not told
-        if evidence.done is not None and len(early := np.flatnonzero(evidence.done[first : end - 1])):
-            message = f"frame {early[0]} is marked as the end, but the episode goes on"
-            problems.append(Problem(message, "problem", number, None, evidence.done_column))
+        for key, marks in evidence.ends.items():
+            if len(early := np.flatnonzero(marks[first : end - 1])):
+                message = f"frame {early[0]} is marked as the end, but the episode goes on"
+                problems.append(Problem(message, "problem", number, None, evidence.names[key]))
         terminals[end - 1] = ended
         ends[episode] = end
         success[episode] = -1 if succeeded is None else int(succeeded)
@@ -120,7 +117,10 @@ def try_outcomes(dataset: Dataset, config: OutcomeConfig) -> tuple[Outcomes | No
     if silent:
         shown = ", ".join(map(str, silent[:10])) + (f" and {len(silent) - 10} more" if len(silent) > 10 else "")
         plural = "episodes say" if len(silent) > 1 else "episode says"
-        problems.append(Problem(f"{len(silent)} {plural} nothing about success or reward ({shown}): {_HOW_TO_LABEL}"))
+        advice = _HOW_TO_LABEL
+        if config.reward != "raw" and evidence.reward is not None:
+            advice += "; or set reward to raw, to take the rewards as they are"
+        problems.append(Problem(f"{len(silent)} {plural} nothing about success ({shown}): {advice}"))
     if problems:
         return None, problems
     return Outcomes(rewards, terminals, ends, success, notes), []
@@ -154,47 +154,38 @@ class _Evidence:
     listed: dict[int, bool]  # by position
     reward: np.ndarray | None
     success_column: np.ndarray | None
-    done: np.ndarray | None
-    truncated_column: np.ndarray | None
-    terminated: np.ndarray | None
-    reward_values: frozenset[float]
-    done_column: str | None
+    success_in_rewards: np.ndarray | None
+    ends: dict[str, np.ndarray]  # done, truncated, terminated: those that are there
+    names: dict[str, str | None]  # of their columns
 
     def success(self, episode: int, first: int, last: int) -> tuple[bool | None, int]:
-        """Whether an episode succeeded, and at which row."""
+        """Whether an episode succeeded, and at which row if it did."""
         label = self.labels.get(episode)
-        if self.success_column is not None:
-            flags = self.success_column[first:last].astype(bool)
-            # A flag on every frame is a statement about the episode, not a moment.
-            at = last - 1 if flags.all() or not flags.any() else first + int(flags.argmax())
-            if label is None or label.success is None:
-                return bool(flags.any()), at
-            return label.success, at if label.success else last - 1
+        marks = self.success_in_rewards if self.success_column is None else self.success_column
+        marked = np.zeros(last - first, bool) if marks is None else marks[first:last]
+        # A mark on every frame is a statement about the episode, not a moment.
+        at = first + int(marked.argmax()) if marked.any() and not marked.all() else last - 1
         if label is not None and label.success is not None:
-            return label.success, last - 1
-        if episode in self.listed:
-            return self.listed[episode], last - 1
-        if self.reward is not None and self.reward_values <= {0.0, 1.0}:
-            hits = self.reward[first:last] == 1
-            return bool(hits.any()), first + int(hits.argmax()) if hits.any() else last - 1
-        if self.reward is not None and max(self.reward_values) == 0:
-            # Every step costs something, but for the last one of a success.
-            return bool(self.reward[last - 1] == 0), last - 1
-        return None, last - 1
+            return label.success, at
+        if self.success_column is None and episode in self.listed:
+            return self.listed[episode], at
+        return None if marks is None else bool(marked.any()), at
 
-    def truncated(self, episode: int, first: int, last: int) -> bool | None:
+    def is_rewarded(self, episode: int) -> bool:
+        """Whether there is a reward to take as it is."""
+        label = self.labels.get(episode)
+        return self.reward is not None or (label is not None and label.reward is not None)
+
+    def truncated(self, episode: int, last: int) -> bool | None:
         """Whether an episode was cut off rather than ended, where that is told."""
         label = self.labels.get(episode)
         if label is not None and label.truncated is not None:
             return label.truncated
-        if self.terminated is not None:
-            return not bool(self.terminated[last - 1])
-        if self.truncated_column is not None:
-            return bool(self.truncated_column[last - 1])
+        at_last = {key: bool(marks[last - 1]) for key, marks in self.ends.items()}
+        if "terminated" in at_last:
+            return not at_last["terminated"]
         # `done` is terminated OR truncated: False at the last frame means the recording was cut, True tells nothing.
-        if self.done is not None and not self.done[last - 1]:
-            return True
-        return None
+        return True if at_last.get("done") is False else at_last.get("truncated")
 
 
 def _gather_evidence(dataset: Dataset, config: OutcomeConfig) -> tuple[_Evidence, list[Problem]]:
@@ -207,9 +198,7 @@ def _gather_evidence(dataset: Dataset, config: OutcomeConfig) -> tuple[_Evidence
     chosen = {
         "reward": config.reward_column or first_of([REWARD_COLUMN]),
         "success": config.success_column or first_of(SUCCESS_COLUMNS),
-        "done": first_of(DONE_COLUMNS),
-        "truncated": first_of(TRUNCATED_COLUMNS),
-        "terminated": first_of(TERMINATED_COLUMNS),
+        **{key: first_of(names) for key, names in END_COLUMNS.items()},
     }
     for key, wanted in (("reward", config.reward_column), ("success", config.success_column)):
         if wanted is not None and wanted not in present:
@@ -227,29 +216,38 @@ def _gather_evidence(dataset: Dataset, config: OutcomeConfig) -> tuple[_Evidence
         if values.ndim != 1 or values.dtype.kind not in "biuf":
             problems.append(Problem("should hold one number per frame", column=name, value=str(values.dtype)))
             return None
-        bad = np.flatnonzero(~np.isfinite(values))
+        bad = np.flatnonzero(~(np.isfinite(values) if key == "reward" else np.isin(values, (0, 1))))
         if len(bad):
             episode = int(np.searchsorted(dataset.starts, bad[0], side="right") - 1)
-            frame = int(bad[0] - dataset.starts[episode])
-            number = int(dataset.episode_ids[episode])
-            problems.append(Problem(f"frame {frame} is not finite", "problem", number, None, name, str(values[bad[0]])))
+            frame, number = int(bad[0] - dataset.starts[episode]), int(dataset.episode_ids[episode])
+            message = f"frame {frame} is not finite" if key == "reward" else f"frame {frame} should be 0 or 1"
+            problems.append(Problem(message, "problem", number, None, name, str(values[bad[0]])))
             return None
-        return values
+        return values if key == "reward" else values.astype(bool)
 
-    reward = column("reward")
-    values = frozenset(np.unique(reward).astype(float).tolist() if reward is not None else [])
+    found = {key: column(key) for key in chosen}
     evidence = _Evidence(
         _labels(dataset, problems),
         _listed_success(dataset),
-        reward,
-        column("success"),
-        column("done"),
-        column("truncated"),
-        column("terminated"),
-        values,
-        chosen["done"],
+        found["reward"],
+        found["success"],
+        None if found["reward"] is None else _success_in_rewards(found["reward"], dataset.starts),
+        {key: marks for key in END_COLUMNS if (marks := found[key]) is not None},
+        chosen,
     )
     return evidence, problems
+
+
+def _success_in_rewards(
+    rewards: np.ndarray, starts: Int64[np.ndarray, " episodes_plus_one"]
+) -> Bool[np.ndarray, " rows"] | None:
+    """The frames that rewards mark as a success; None where they are of no kind that does."""
+    values = set(np.unique(rewards).tolist())
+    if values <= {0, 1}:
+        return rewards == 1
+    # Every step costs something, but for the last one of a success.
+    costs = max(values) == 0 and bool(np.all(np.delete(rewards, starts[1:] - 1) < 0))
+    return rewards == 0 if values <= {-1, 0} or costs else None
 
 
 def _labels(dataset: Dataset, problems: list[Problem]) -> dict[int, Label]:
@@ -257,7 +255,8 @@ def _labels(dataset: Dataset, problems: list[Problem]) -> dict[int, Label]:
     labels = {}
     for number, label in read_labels(dataset.root).items():
         if number not in position:
-            problems.append(Problem("is labelled but not in the data", file=LABEL_FILE, episode=number))
+            message = "is labelled but not in the data: take its line out"
+            problems.append(Problem(message, file=LABEL_FILE, episode=number))
         elif label.length not in (None, int(dataset.lengths[position[number]])):
             problems.append(
                 Problem(

@@ -58,7 +58,8 @@ def _camera(dataset: Dataset, name: str) -> dict[str, Any]:
 
 
 def _histogram(values: np.ndarray, bins: int = 10) -> dict[str, Any]:
-    counts, edges = np.histogram(values, bins=min(bins, len(np.unique(values))))
+    # In float64: neighbouring float32 numbers leave no room for bins.
+    counts, edges = np.histogram(values.astype(np.float64), bins=min(bins, len(np.unique(values))))
     return {
         "min": float(values.min()),
         "max": float(values.max()),

@@ -15,6 +15,9 @@ Codec = Literal["libsvtav1", "h264"]
 CODEC_NAMES = {"libsvtav1": "av1", "h264": "h264"}
 """What info.json calls the video that each encoder makes."""
 
+SMALLEST_SIDE = {"libsvtav1": 64, "h264": 2}
+"""The least height and width. The AV1 encoder refuses smaller frames in some releases, and hangs on some in others."""
+
 # Every second frame is a key frame, as in LeRobot's own recordings: training reads frames in random order.
 _OPTIONS = {
     "libsvtav1": {"g": "2", "crf": "30", "preset": "10"},

@@ -1,0 +1,166 @@
+"""`pirl data`: what is printed, what is written, and with which exit code."""
+
+import hashlib
+import io
+import json
+
+import numpy as np
+import pytest
+
+from datasets import build
+from pirl.cli.main import main
+
+
+@pytest.fixture
+def run(capsys, monkeypatch, tmp_path):
+    monkeypatch.setenv("PIRL_CACHE", str(tmp_path / "cache"))
+
+    def call(*arguments, answers=None):
+        if answers is not None:
+            monkeypatch.setattr("sys.stdin", io.StringIO(answers))
+        with pytest.raises(SystemExit) as end:
+            main(list(map(str, arguments)))
+        out, err = capsys.readouterr()
+        assert "Traceback" not in err
+        return end.value.code or 0, out, err
+
+    return call
+
+
+@pytest.fixture
+def dataset(tmp_path):
+    return build(tmp_path / "data", rewards="none")
+
+
+def contents(root):
+    return {
+        path.relative_to(root): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in root.rglob("*")
+        if path.is_file()
+    }
+
+
+def test_a_sound_dataset_passes(run, tmp_path):
+    built = build(tmp_path / "data")
+    code, out, _ = run("data", "check", built.root)
+    assert code == 0
+    assert "3 episodes, 21 frames: 0 problems, 0 notes" in out
+
+
+def test_all_problems_are_listed_and_the_exit_code_is_2(run, tmp_path):
+    built = build(tmp_path / "data")
+    built.episodes[0].video_files[built.cameras[0]].unlink()
+    built.episodes[2].video_files[built.cameras[1]].write_bytes(b"no video")
+    code, out, _ = run("data", "check", built.root)
+    assert code == 2
+    assert "problem: episode 0" in out
+    assert "problem: episode 2" in out
+    code, out, _ = run("data", "check", built.root, "--json")
+    assert code == 2
+    assert {problem["episode"] for problem in json.loads(out)["problems"]} == {0, 2}
+
+
+def test_demonstrations_need_labels_or_to_be_called_successes(run, dataset):
+    code, out, _ = run("data", "check", dataset.root)
+    assert code == 2
+    assert "pirl data label" in out
+    assert run("data", "check", dataset.root, "--unlabelled", "success")[0] == 0
+    assert run("data", "label", dataset.root, "--success", "0-1", "--failure", "2")[0] == 0
+    assert run("data", "check", dataset.root)[0] == 0
+
+
+def test_info_tells_what_is_in_it(run, dataset):
+    code, out, _ = run("data", "info", dataset.root)
+    assert code == 0
+    assert "not told" in out
+    run("data", "label", dataset.root, "--success", "0", "--failure", "rest")
+    _, out, _ = run("data", "info", dataset.root)
+    assert "1 of 3 episodes (33%)" in out
+    summary = json.loads(run("data", "info", dataset.root, "--json")[1])
+    assert summary["episodes"] == 3
+    assert summary["frames"] == 21
+    assert summary["outcomes"]["success"] == 1
+    assert sum(summary["lengths"]["counts"]) == 3
+    assert [(camera["height"], camera["width"]) for camera in summary["cameras"]] == [(32, 48)] * 2
+
+
+def test_labels_come_from_a_table(run, dataset, tmp_path):
+    before = contents(dataset.root)
+    table = tmp_path / "labels.csv"
+    table.write_text("episode,success,truncated\n0,yes,\n1,no,yes\n2,1,\n")
+    code, out, _ = run("data", "label", dataset.root, "--csv", table)
+    assert code == 0
+    assert "3 episodes of 3 labelled" in out
+    after = contents(dataset.root)
+    assert {path: after[path] for path in before} == before
+    assert [path.as_posix() for path in set(after) - set(before)] == ["meta/pirl_labels.jsonl"]
+
+
+def test_labels_come_from_questions_and_are_kept_when_one_stops(run, dataset):
+    code, out, _ = run("data", "label", dataset.root, answers="y\nwhat\nt\nq\n")
+    assert code == 0
+    assert "please answer" in out
+    lines = (dataset.root / "meta" / "pirl_labels.jsonl").read_text().splitlines()
+    assert [(json.loads(line)["episode"], json.loads(line)["success"]) for line in lines] == [(0, True), (1, False)]
+    _, out, _ = run("data", "label", dataset.root, answers="n\n")
+    assert "episode 2" in out
+    assert "episode 0" not in out
+    assert "all 3 episodes are labelled" in run("data", "label", dataset.root, answers="")[1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["label", "{root}", "--success", "0", "--failure", "0-1"], "episode 0 cannot be both"),
+        (["label", "{root}", "--success", "9"], "no episode 9"),
+        (["label", "{root}", "--success", "1-x"], "1-x"),
+        (["label", "{root}", "--csv", "absent.csv"], "absent.csv"),
+        (["label", "{root}", "--csv", "a.csv", "--success", "1"], "either"),
+        (["check", "{root}", "--rewrd", "raw"], "--reward"),
+        (["info", "nowhere"], "nowhere"),
+        (["info", "some/name"], "some/name"),
+        (["stats", "{root}", "--robot", "alhoa", "--horizon", "5"], "'aloha'"),
+        (["stats", "{root}", "--robot", "absent.json", "--horizon", "5"], "absent.json"),
+        (["stats", "{root}", "--robot", "aloha", "--horizon", "5"], "14"),
+        (["stats", "{root}", "--robot", "libero", "--horizon", "0"], "--horizon"),
+    ],
+)
+def test_bad_input_is_explained_with_exit_code_2(run, dataset, tmp_path, monkeypatch, arguments, message):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    before = contents(dataset.root)
+    code, _, err = run("data", *(argument.replace("{root}", str(dataset.root)) for argument in arguments))
+    assert code == 2
+    assert message in err
+    assert contents(dataset.root) == before
+
+
+def test_statistics_are_printed_and_written(run, dataset, tmp_path):
+    robot = tmp_path / "arm.json"
+    robot.write_text(
+        json.dumps(
+            {"name": "arm", "cameras": {}, "state": ["observation.state"], "actions": ["action"], "delta": [2, -1]}
+        )
+    )
+    code, out, _ = run(
+        "data", "stats", dataset.root, "--robot", robot, "--horizon", 3, "--output", tmp_path / "norm.json"
+    )
+    assert code == 0
+    assert "norm.json" in out
+    stats = json.loads((tmp_path / "norm.json").read_text())["norm_stats"]
+    states = np.concatenate([episode.state for episode in dataset.episodes])
+    np.testing.assert_allclose(stats["state"]["mean"], states.mean(axis=0), rtol=1e-6)
+    assert len(stats["actions"]["q99"]) == 3
+
+
+def test_caches_are_listed_and_cleared(run, tmp_path):
+    from pirl.data import FrameCacheConfig, open_dataset, open_frames
+
+    built = build(tmp_path / "data")
+    assert "0 caches" in run("data", "cache")[1]
+    open_frames(open_dataset(built.root), list(built.cameras), FrameCacheConfig(16, 16), progress=False)
+    _, out, _ = run("data", "cache")
+    assert "2 caches" in out
+    assert "16×16" in out
+    assert "deleted" in run("data", "cache", "--clear")[1]
+    assert "0 caches" in run("data", "cache")[1]

@@ -1,0 +1,332 @@
+"""Labels: what people say comes back as they said it, touches nothing else, and what cannot be understood is named."""
+
+import dataclasses
+import hashlib
+import json
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from datasets import build
+from pirl.data import Label, merge_labels, open_dataset, parse_episodes, read_csv, read_labels, write_labels
+from pirl.errors import DataError
+
+SIDECAR = "meta/pirl_labels.jsonl"
+FIELDS = ("success", "reward", "truncated")
+some_labels = st.builds(
+    Label,
+    st.integers(0, 5000),
+    success=st.none() | st.booleans(),
+    reward=st.none() | st.floats(allow_nan=False, allow_infinity=False),
+    truncated=st.none() | st.booleans(),
+    length=st.none() | st.integers(1, 10_000),
+).filter(lambda label: any(getattr(label, field) is not None for field in FIELDS))
+label_tables = st.lists(some_labels, max_size=8).map(lambda labels: {label.episode: label for label in labels})
+reusing_tmp_path = settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+def hashes(root):
+    return {
+        path.relative_to(root).as_posix(): (hashlib.sha256(path.read_bytes()).hexdigest(), path.stat().st_mtime_ns)
+        for path in root.rglob("*")
+        if path.is_file()
+    }
+
+
+# --- the sidecar ----------------------------------------------------------------------------------------------------
+
+
+@reusing_tmp_path
+@given(labels=label_tables)
+def test_labels_come_back_as_they_were_written(tmp_path, labels):
+    path = write_labels(tmp_path, labels)
+    assert path == tmp_path / SIDECAR
+    assert read_labels(tmp_path) == labels
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [line["episode"] for line in lines] == sorted(labels)
+    for line in lines:
+        said = {key: value for key, value in dataclasses.asdict(labels[line["episode"]]).items() if value is not None}
+        assert line == said
+
+
+@pytest.mark.parametrize("version", ["v2.1", "v3.0"])
+def test_labelling_touches_nothing_but_the_sidecar(tmp_path, version):
+    built = build(tmp_path, version=version, cameras="none")
+    before = hashes(built.root)
+    for labels in ({0: Label(0, success=True, length=7)}, {1: Label(1, truncated=True), 2: Label(2, reward=0.5)}):
+        write_labels(built.root, labels)
+        assert read_labels(built.root) == labels
+        after = hashes(built.root)
+        assert after.keys() == before.keys() | {SIDECAR}
+        assert {name: after[name] for name in before} == before
+    assert open_dataset(built.root).problems == []
+
+
+def test_a_dataset_without_a_sidecar_has_no_labels(tmp_path):
+    assert read_labels(tmp_path) == {}
+    (tmp_path / "meta").mkdir()
+    (tmp_path / SIDECAR).write_text("\n  \n")
+    assert read_labels(tmp_path) == {}
+
+
+def test_a_sidecar_edited_by_hand_is_read(tmp_path):
+    (tmp_path / "meta").mkdir()
+    (tmp_path / SIDECAR).write_bytes(b'\r\n{"success": true,  "episode": 4}\r\n\r\n{"episode": 0, "reward": 1}')
+    assert read_labels(tmp_path) == {4: Label(4, success=True), 0: Label(0, reward=1.0)}
+    assert type(read_labels(tmp_path)[0].reward) is float
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ('{"episode": 1, "success": true', "line 3"),
+        ("success", "line 3"),
+        ("[1, true]", "object"),
+        ("null", "object"),
+        ("[" * 100_000, "line 3"),
+        ('{"success": true}', "episode"),
+        ('{"episode": -1, "success": true}', "-1"),
+        ('{"episode": true, "success": true}', "True"),
+        ('{"episode": 1.0, "success": true}', "1.0"),
+        ('{"episode": 1}', "says nothing"),
+        ('{"episode": 1, "length": 9}', "says nothing"),
+        ('{"episode": 1, "success": null}', "says nothing"),
+        ('{"episode": 1, "success": "yes"}', "'yes'"),
+        ('{"episode": 1, "success": 1}', "success"),
+        ('{"episode": 1, "truncated": 0}', "truncated"),
+        ('{"episode": 1, "reward": NaN}', "nan"),
+        ('{"episode": 1, "reward": 1e999}', "inf"),
+        ('{"episode": 1, "reward": 1' + "0" * 400 + "}", "reward"),
+        ('{"episode": 1, "reward": true}', "reward"),
+        ('{"episode": 1, "reward": "1"}', "reward"),
+        ('{"episode": 1, "success": true, "length": "7"}', "length"),
+        ('{"episode": 1, "success": true, "length": 0}', "length"),
+        ('{"episode": 1, "sucess": true}', "sucess"),
+    ],
+)
+def test_a_broken_line_is_named(tmp_path, line, said):
+    (tmp_path / "meta").mkdir()
+    (tmp_path / SIDECAR).write_text(f'{{"episode": 0, "success": true}}\n\n{line}\n')
+    with pytest.raises(DataError) as caught:
+        read_labels(tmp_path)
+    for text in (said, "line 3", str(tmp_path / SIDECAR)):
+        assert text in str(caught.value)
+
+
+def test_a_sidecar_that_is_no_text_is_named(tmp_path):
+    (tmp_path / "meta").mkdir()
+    (tmp_path / SIDECAR).write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(DataError, match="pirl_labels"):
+        read_labels(tmp_path)
+
+
+def test_labels_never_leave_the_dataset(tmp_path):
+    """A downloaded dataset may hold a link to anything of ours."""
+    precious = tmp_path / "precious.jsonl"
+    precious.write_text('{"episode": 0, "success": true}\n')
+    (tmp_path / "dataset/meta").mkdir(parents=True)
+    (tmp_path / "dataset" / SIDECAR).symlink_to(precious)
+    with pytest.raises(DataError, match="leaves the dataset"):
+        read_labels(tmp_path / "dataset")
+    with pytest.raises(DataError, match="leaves the dataset"):
+        write_labels(tmp_path / "dataset", {1: Label(1, success=False)})
+    assert precious.read_text() == '{"episode": 0, "success": true}\n'
+
+
+def test_a_place_that_cannot_be_written_is_named(tmp_path):
+    (tmp_path / "meta").write_text("a file")
+    with pytest.raises(DataError, match="pirl_labels"):
+        write_labels(tmp_path, {0: Label(0, success=True)})
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["episode", *FIELDS, "x"]), inner),
+    max_leaves=5,
+)
+
+
+@reusing_tmp_path
+@given(entry=st.dictionaries(st.sampled_from(["episode", "length", *FIELDS]), json_values) | json_values)
+def test_any_line_is_a_label_or_named(tmp_path, entry):
+    (tmp_path / "meta").mkdir(exist_ok=True)
+    (tmp_path / SIDECAR).write_text(json.dumps(entry))
+    try:
+        labels = read_labels(tmp_path)
+    except DataError as error:
+        assert "line 1" in str(error)
+        return
+    assert labels == {entry["episode"]: Label(**entry)}
+    write_labels(tmp_path, labels)
+    assert read_labels(tmp_path) == labels
+
+
+# --- tables ---------------------------------------------------------------------------------------------------------
+
+
+def csv(tmp_path, content):
+    file = tmp_path / "labels.csv"
+    file.write_bytes(content if isinstance(content, bytes) else content.encode())
+    return file
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "episode,success\n0,1\n3,0\n",
+        "episode,success\n0,yes\n3,no\n",
+        "episode,success\n0,TRUE\n3,False",
+        "episode,success\n0,success\n3,failure\n",
+        "episode,success\n0,1.0\n3,0.0\n",
+        "episode_index,success\n0,y\n3,n\n",
+        "success,episode\n1,0\n0,3\n",
+        "\ufeffepisode,success\r\n0,1\r\n3,0\r\n",
+        " episode , success \n 0 , 1 \n 3 , no \n",
+        "Episode,Success\n0,Yes\n3,No\n",
+        '"episode","success"\n"0","1"\n"3","0"\n',
+        "\n\nepisode,success\n\n0,1\n\n3,0\n,\n\n",
+        "episode,success,reward\n0,1,\n3,0\n",
+    ],
+)
+def test_tables_are_read_as_people_and_their_programs_write_them(tmp_path, content):
+    assert read_csv(csv(tmp_path, content)) == {0: Label(0, success=True), 3: Label(3, success=False)}
+
+
+def test_a_table_may_say_some_things_of_some_episodes(tmp_path):
+    content = "episode,reward,truncated,success\n5,-2.5,,\n1,,yes,no\n2,1e3,0,1\n"
+    assert read_csv(csv(tmp_path, content)) == {
+        5: Label(5, reward=-2.5),
+        1: Label(1, success=False, truncated=True),
+        2: Label(2, success=True, reward=1000.0, truncated=False),
+    }
+
+
+@pytest.mark.parametrize(
+    ("content", "texts"),
+    [
+        ("", ["episode", "none"]),
+        ("episode\n0\n", ["any of success, reward, truncated"]),
+        ("success\n1\n", ["episode"]),
+        ("episode;success\n0;1\n", ["episode;success"]),
+        ("episode,outcome\n0,1\n", ["outcome"]),
+        ("episode,success,success\n0,1,0\n", ["success", "twice"]),
+        ("episode,episode_index,success\n0,1,0\n", ["episode", "twice"]),
+        ("episode,success\n0,1\n2,maybe\n", ["line 3", "success", "maybe"]),
+        ("episode,success\n\n\n0,1\n\n2,maybe\n", ["line 6", "maybe"]),
+        ('episode,"success"\n0,"\n1"\n2,maybe\n', ["line 4", "maybe"]),
+        ("episode,success\n0,1\n0,0\n", ["line 3", "episode 0", "twice"]),
+        ("episode,success\nfirst,1\n", ["line 2", "episode", "first"]),
+        ("episode,success\n-1,1\n", ["line 2", "-1"]),
+        ("episode,success\n1.5,1\n", ["line 2", "1.5"]),
+        ("episode,success\n1_0,1\n", ["line 2", "1_0"]),
+        ("episode,success\n,1\n", ["line 2", "episode"]),
+        ("episode,success\n4,\n", ["line 2", "episode 4", "says nothing"]),
+        ("episode,success\n4,1,0\n", ["line 2", "more cells"]),
+        ("episode,reward\n4,lots\n", ["line 2", "reward", "lots"]),
+        ("episode,reward\n4,nan\n", ["line 2", "reward", "nan"]),
+        ("episode,reward\n4,-inf\n", ["line 2", "reward", "inf"]),
+        ("episode,truncated\n4,2\n", ["line 2", "truncated", "2"]),
+        ("episode,success\n0,1\n".encode("utf-16"), ["CSV"]),
+        (b"episode,success\n\0,1\n", ["labels.csv"]),
+    ],
+)
+def test_what_is_wrong_in_a_table_is_named_by_line(tmp_path, content, texts):
+    with pytest.raises(DataError) as caught:
+        read_csv(csv(tmp_path, content))
+    for text in [*texts, "labels.csv"]:
+        assert text in str(caught.value)
+
+
+def test_a_table_that_is_not_there_is_named(tmp_path):
+    with pytest.raises(DataError, match="labels.csv"):
+        read_csv(tmp_path / "labels.csv")
+
+
+@reusing_tmp_path
+@given(content=st.binary(max_size=40) | st.text(max_size=40).map(lambda text: b"episode,success\n" + text.encode()))
+def test_any_bytes_are_a_table_or_refused_in_words(tmp_path, content):
+    try:
+        labels = read_csv(csv(tmp_path, content))
+    except DataError as error:
+        assert "labels.csv" in str(error)
+    else:
+        assert all(label.success is not None for label in labels.values())
+
+
+@reusing_tmp_path
+@given(labels=label_tables)
+def test_a_table_says_the_same_as_the_sidecar(tmp_path, labels):
+    def cell(value):
+        return "" if value is None else repr(value)
+
+    rows = [",".join(map(cell, (e, label.success, label.reward, label.truncated))) for e, label in labels.items()]
+    read = read_csv(csv(tmp_path, "\n".join(["episode,success,reward,truncated", *rows])))
+    assert read == {e: dataclasses.replace(label, length=None) for e, label in labels.items()}
+
+
+# --- lists of episodes ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "episodes"),
+    [
+        ("0,3,7-12", [0, 3, 7, 8, 9, 10, 11, 12]),
+        ("5", [5]),
+        ("5-5", [5]),
+        (" 2 , 4 ,", [2, 4]),
+        ("12,0-1", [12, 0, 1]),
+        ("", []),
+    ],
+)
+def test_lists_and_ranges_of_episodes(text, episodes):
+    assert parse_episodes(text) == episodes
+
+
+@pytest.mark.parametrize("text", ["a", "-3", "3-", "7-5", "1-2-3", "1.5", "1 2", "0x1", "3;4", "²", "9" * 5000])
+def test_what_is_no_list_of_episodes_is_named(text):
+    with pytest.raises(DataError, match=text[:5]):
+        parse_episodes(f"1,{text},2")
+
+
+def test_a_slip_of_the_finger_does_not_fill_the_memory():
+    with pytest.raises(DataError, match="0-99999999999999"):
+        parse_episodes("0-99999999999999")
+
+
+@settings(deadline=None, max_examples=100)
+@given(text=st.text(alphabet="0123456789-, ab", max_size=8))
+def test_any_text_is_a_list_or_refused_in_words(text):
+    try:
+        episodes = parse_episodes(text)
+    except DataError as error:
+        assert "episode" in str(error)
+    else:
+        assert parse_episodes(",".join(map(str, episodes))) == episodes
+
+
+# --- merging --------------------------------------------------------------------------------------------------------
+
+
+@settings(deadline=None, max_examples=100)
+@given(old=label_tables, new=label_tables)
+def test_what_a_new_label_does_not_say_stays(old, new):
+    old, new = ({e: dataclasses.replace(x, length=None) for e, x in labels.items()} for labels in (old, new))
+    merged = merge_labels(old, new.values())
+    assert merged.keys() == old.keys() | new.keys()
+    for episode, label in merged.items():
+        for field in FIELDS:
+            said = [getattr(labels[episode], field) for labels in (new, old) if episode in labels]
+            assert getattr(label, field) == next((value for value in said if value is not None), None)
+    assert merge_labels(merged, new.values()) == merged
+
+
+def test_a_label_of_an_episode_recorded_anew_does_not_stay():
+    """Else the new label's length would vouch for what was said of another recording."""
+    old = {0: Label(0, success=True, length=7), 1: Label(1, success=True, length=7), 2: Label(2, success=True)}
+    merged = merge_labels(old, [Label(e, truncated=True, length=length) for e, length in ((0, 5), (1, 7), (2, 5))])
+    assert merged == {
+        0: Label(0, truncated=True, length=5),
+        1: Label(1, success=True, truncated=True, length=7),
+        2: Label(2, success=True, truncated=True, length=5),
+    }

@@ -1,0 +1,499 @@
+"""Outcomes: every convention of recording success, reward and ends gives the same answer; silence is not guessed at."""
+
+import json
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from datasets import build, edit_column, edit_episodes, edit_table, set_episode
+from pirl.data import (
+    BrokenDatasetError,
+    Label,
+    OutcomeConfig,
+    check_dataset,
+    open_dataset,
+    read_outcomes,
+    summarize,
+    write_labels,
+)
+from pirl.errors import ConfigError, DataError
+
+REWARDS = ("sparse", "step_penalty", "raw")
+
+
+def recorded(root, columns=None, *, lengths=None, labels=(), version="v2.1", types=None):
+    """An opened dataset without cameras whose episodes have these columns (by name, then episode) and labels."""
+    columns = columns or {}
+    if lengths is None:
+        lengths = [len(values) for values in next(iter(columns.values()))]
+    built = build(root, version=version, lengths=lengths, cameras="none", rewards="none", data_split=[1] * len(lengths))
+    for number, episode in enumerate(built.episodes):
+        edit_table(
+            episode.data_file,
+            lambda table, number=number: _with_columns(table, {k: v[number] for k, v in columns.items()}, types or {}),
+        )
+    write_labels(built.root, {label.episode: label for label in labels})
+    return open_dataset(built.root)
+
+
+def _with_columns(table, columns, types):
+    for name, values in columns.items():
+        table = table.append_column(name, pa.array(values, types.get(name)))
+    return table
+
+
+def per_episode(dataset, values, ends=None):
+    stops = dataset.starts[1:] if ends is None else ends
+    return [values[start:stop].tolist() for start, stop in zip(dataset.starts[:-1], stops, strict=True)]
+
+
+def ended(outcomes):
+    """Whether each episode truly ended (rather than ran out of time)."""
+    return outcomes.terminals[outcomes.ends - 1].tolist()
+
+
+def complaint(dataset, config=None):
+    with pytest.raises(BrokenDatasetError) as caught:
+        read_outcomes(dataset, config or OutcomeConfig())
+    return str(caught.value)
+
+
+# --- the conventions ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("reward", REWARDS)
+@pytest.mark.parametrize("convention", ["next", "hilserl", "success", "is_success", "dense", "recap"])
+@pytest.mark.parametrize("version", ["v2.1", "v3.0"])
+def test_every_convention_tells_success_rewards_and_ends(tmp_path, version, convention, reward):
+    built = build(tmp_path, version=version, cameras="none", rewards=convention)
+    dataset = open_dataset(built.root)
+    outcomes = read_outcomes(dataset, OutcomeConfig(reward=reward))
+    assert outcomes.success.tolist() == [int(episode.succeeded) for episode in built.episodes] == [1, 0, 1]
+    assert outcomes.ends.tolist() == dataset.starts[1:].tolist()
+    for episode, rewards in zip(built.episodes, per_episode(dataset, outcomes.rewards), strict=True):
+        last = [0] * (len(episode) - 1) + [int(episode.succeeded)]
+        told = last if episode.reward is None else episode.reward.tolist()
+        assert rewards == {"sparse": last, "step_penalty": [r - 1 for r in last], "raw": told}[reward]
+    # Every `done` is True at the end, which says nothing: failures time out only where failing early would pay.
+    assert ended(outcomes) == [True, reward != "step_penalty", True]
+    assert outcomes.terminals.sum() == sum(ended(outcomes))
+    assert outcomes.rewards.dtype == np.float32
+    assert outcomes.notes == []
+
+
+@pytest.mark.parametrize("reward", REWARDS)
+def test_plain_demonstrations_are_successes_only_if_asked(tmp_path, reward):
+    dataset = open_dataset(build(tmp_path, cameras="none", rewards="none").root)
+    assert "3 episodes say nothing about success" in complaint(dataset, OutcomeConfig(reward=reward))
+    outcomes = read_outcomes(dataset, OutcomeConfig(reward=reward, unlabelled="success"))
+    assert outcomes.success.tolist() == [1, 1, 1]
+    assert ended(outcomes) == [True] * 3
+    step = -1 if reward == "step_penalty" else 0
+    assert per_episode(dataset, outcomes.rewards) == [[step] * (n - 1) + [step + 1] for n in (7, 5, 9)]
+
+
+@pytest.mark.parametrize("version", ["v2.1", "v3.0"])
+@pytest.mark.parametrize("key", ["success", "is_success", "next.success"])
+@pytest.mark.parametrize("yes_no", [(True, False), (1, 0), (1.0, 0.0)])
+def test_success_may_stand_in_the_episode_metadata(tmp_path, version, key, yes_no):
+    built = build(tmp_path, version=version, cameras="none", rewards="none")
+    for episode, succeeded in enumerate([False, True, False]):
+        set_episode(built, key, yes_no[0] if succeeded else yes_no[1], episode)
+    outcomes = read_outcomes(open_dataset(built.root), OutcomeConfig())
+    assert outcomes.success.tolist() == [0, 1, 0]
+    assert outcomes.rewards.nonzero()[0].tolist() == [7 + 5 - 1]
+
+
+def test_metadata_that_speak_of_some_episodes_leave_the_others_silent(tmp_path):
+    built = build(tmp_path, version="v3.0", cameras="none", rewards="none")
+    set_episode(built, "success", False, 1)
+    message = complaint(open_dataset(built.root))
+    assert "2 episodes say nothing" in message
+    assert "(0, 2)" in message
+    outcomes = read_outcomes(open_dataset(built.root), OutcomeConfig(unlabelled="success"))
+    assert outcomes.success.tolist() == [1, 0, 1]
+
+
+# Rewards of each episode of a dataset -> whether each succeeded, and after how many frames it ends.
+FAMILIES = {
+    "0/1 at the end": ([[0, 0, 1], [0, 0, 0, 0]], [(1, 3), (0, 4)]),
+    "0/1, never a success": ([[0, 0], [0, 0, 0]], [(0, 2), (0, 3)]),
+    "0/1 amid the episode": ([[0, 0, 1, 0, 0], [0, 1, 1, 1], [1, 0, 0]], [(1, 3), (1, 2), (1, 1)]),
+    "1 on every frame speaks of the episode": ([[1, 1, 1, 1], [0, 0], [1]], [(1, 4), (0, 2), (1, 1)]),
+    "-1/0": ([[-1, -1, 0], [-1, -1]], [(1, 3), (0, 2)]),
+    "-1/0, never a success": ([[-1, -1, -1], [-1]], [(0, 3), (0, 1)]),
+    "-1 until success, then 0": ([[-1, 0, 0, 0], [-1, -1, 0, -1]], [(1, 2), (1, 3)]),
+    "RECAP": ([[-1, -1, -20], [-1, -1, -1, 0], [0]], [(0, 3), (1, 4), (1, 1)]),
+    "another cost per step": ([[-0.1, -0.1, 0], [-0.1, -0.2, -5]], [(1, 3), (0, 3)]),
+}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_success_is_found_in_rewards(tmp_path, family):
+    rewards, expected = FAMILIES[family]
+    dataset = recorded(tmp_path, {"next.reward": rewards})
+    outcomes = read_outcomes(dataset, OutcomeConfig())
+    assert list(zip(outcomes.success.tolist(), (outcomes.ends - dataset.starts[:-1]).tolist(), strict=True)) == expected
+    raw = read_outcomes(dataset, OutcomeConfig(reward="raw"))
+    kept = [np.float32(episode[:end]).tolist() for episode, (_, end) in zip(rewards, expected, strict=True)]
+    assert per_episode(dataset, raw.rewards, raw.ends) == kept
+    left_out = [number for number, (_, end) in enumerate(expected) if end < len(rewards[number])]
+    assert [note.episode for note in outcomes.notes] == left_out
+    assert all(note.severity == "note" for note in outcomes.notes)
+
+
+@pytest.mark.parametrize("kind", [pa.bool_(), pa.int8(), pa.float32(), pa.float64(), pa.list_(pa.float32(), 1)])
+def test_rewards_mean_the_same_in_every_type(tmp_path, kind):
+    rewards = [[0, 0, 1, 0], [0, 0]]
+    if pa.types.is_fixed_size_list(kind):
+        rewards = [[[value] for value in episode] for episode in rewards]
+    if pa.types.is_boolean(kind):
+        rewards = [[bool(value) for value in episode] for episode in rewards]
+    dataset = recorded(tmp_path, {"next.reward": rewards}, types={"next.reward": kind})
+    for reward in ("sparse", "raw"):
+        outcomes = read_outcomes(dataset, OutcomeConfig(reward))
+        assert outcomes.rewards.tolist() == [0, 0, 1, 0, 0, 0]
+        assert outcomes.ends.tolist() == [3, 6]
+
+
+@pytest.mark.parametrize(
+    "rewards",
+    [
+        [[0.1, 0.5, 0.9], [0.0, 0.2, 1.0]],
+        [[0, 1, 2, 3, 4], [0, 0, 1, 1, 2]],
+        [[-0.3, -0.2, -0.1], [-0.5, -0.4, -0.4]],
+        # A penalty now and then is no cost of every step: a last frame without one is no success.
+        [[0, 0, -0.02, 0], [0, -0.02, 0, 0]],
+    ],
+)
+def test_dense_rewards_do_not_tell_success_but_can_be_used_raw(tmp_path, rewards):
+    dataset = recorded(tmp_path, {"next.reward": rewards})
+    for reward in ("sparse", "step_penalty"):
+        message = complaint(dataset, OutcomeConfig(reward=reward))
+        assert "say nothing about success (0, 1)" in message
+        assert "raw" in message
+        assert "pirl data label" in message
+    outcomes = read_outcomes(dataset, OutcomeConfig(reward="raw"))
+    assert per_episode(dataset, outcomes.rewards) == [np.float32(episode).tolist() for episode in rewards]
+    assert outcomes.success.tolist() == [-1, -1]
+    assert ended(outcomes) == [True, True]
+    assert ended(read_outcomes(dataset, OutcomeConfig(reward="raw", failures="timeout"))) == [False, False]
+
+
+@pytest.mark.parametrize("column", ["next.success", "is_success", "success"])
+def test_success_in_the_middle_of_an_episode_cuts_it_there(tmp_path, column):
+    flags = [[False, True, False, True, False], [False] * 3, [True] * 4]
+    rewards = [[0.5, 0.25, 4, 5, 6], [1.5, 2.5, 3.5], [0.5] * 4]
+    # The episode is over there: that the recorder went on, and only then said done, is no contradiction.
+    done = [[False] * 4 + [True], [False, False, True], [False] * 3 + [True]]
+    dataset = recorded(tmp_path, {column: flags, "next.reward": rewards, "next.done": done})
+    for reward, expected in [("sparse", [0, 1]), ("step_penalty", [-1, 0]), ("raw", [0.5, 0.25])]:
+        outcomes = read_outcomes(dataset, OutcomeConfig(reward=reward))
+        assert outcomes.success.tolist() == [1, 0, 1]
+        assert (outcomes.ends - dataset.starts[:-1]).tolist() == [2, 3, 4]
+        assert outcomes.rewards[:5].tolist() == [*expected, 0, 0, 0]
+        assert outcomes.terminals[:5].tolist() == [False, True, False, False, False]
+        assert "3 frames after its success" in str(outcomes.notes[0])
+
+
+def test_columns_are_chosen_by_name(tmp_path):
+    columns = {
+        "next.reward": [[9.0, 8.0], [7.0, 6.0]],
+        "my.reward": [[0.0, 1.0], [2.0, 0.0]],
+        "next.success": [[True, True], [True, True]],
+        "solved": [[0, 0], [0, 1]],
+    }
+    dataset = recorded(tmp_path, columns)
+    outcomes = read_outcomes(dataset, OutcomeConfig("raw", reward_column="my.reward", success_column="solved"))
+    assert outcomes.rewards.tolist() == [0, 1, 2, 0]
+    assert outcomes.success.tolist() == [0, 1]
+
+
+@settings(deadline=None, max_examples=25)
+@given(
+    rewards=st.lists(st.lists(st.integers(0, 1), min_size=1, max_size=6), min_size=1, max_size=4),
+    costs=st.booleans(),
+    failures=st.sampled_from(["auto", "terminal", "timeout"]),
+)
+def test_what_holds_for_all_outcomes(tmp_path_factory, rewards, costs, failures):
+    """0/1 and -1/0 are two ways to say the same; returns follow from success and length alone."""
+    assume(not costs or any(0 in episode for episode in rewards))  # zeros alone are no costs
+    shown = [[r - costs for r in episode] for episode in rewards]
+    dataset = recorded(tmp_path_factory.mktemp("d"), {"next.reward": shown})
+    for reward in ("sparse", "step_penalty"):
+        outcomes = read_outcomes(dataset, OutcomeConfig(reward, failures=failures))
+        used = np.concatenate([np.arange(s, e) for s, e in zip(dataset.starts[:-1], outcomes.ends, strict=True)])
+        assert set(np.flatnonzero(outcomes.terminals)) <= set(outcomes.ends - 1)
+        assert not np.delete(outcomes.rewards, used).any()
+        assert outcomes.success.astype(bool).tolist() == [any(episode) for episode in rewards]
+        for first, end, succeeded, over in zip(
+            dataset.starts[:-1], outcomes.ends, outcomes.success, ended(outcomes), strict=True
+        ):
+            cost = 0 if reward == "sparse" else end - first
+            assert outcomes.rewards[first:end].sum() == succeeded - cost
+            timeout = failures == "timeout" or (failures == "auto" and reward == "step_penalty")
+            assert over == (bool(succeeded) or not timeout)
+
+
+# --- ends and time-outs ---------------------------------------------------------------------------------------------
+
+FAILED = {"next.success": [[False] * 3]}
+
+
+def last(value):
+    return [[False, False, value]]
+
+
+@pytest.mark.parametrize(
+    ("columns", "failures", "over"),
+    [
+        # Where the data is silent, `failures` decides.
+        ({}, "terminal", True),
+        ({}, "timeout", False),
+        # done is "terminated or truncated": True says nothing, False that the recording stopped.
+        ({"next.done": last(True)}, "terminal", True),
+        ({"next.done": last(True)}, "timeout", False),
+        ({"next.done": last(False)}, "terminal", False),
+        ({"done": last(False)}, "terminal", False),
+        ({"next.truncated": last(True)}, "terminal", False),
+        ({"truncated": last(True)}, "terminal", False),
+        ({"next.truncated": last(False)}, "timeout", True),
+        ({"next.terminated": last(True)}, "timeout", True),
+        ({"terminated": last(True)}, "timeout", True),
+        ({"next.terminated": last(False)}, "terminal", False),
+        ({"next.terminated": last(True), "next.truncated": last(True)}, "timeout", True),
+        ({"next.terminated": last(False), "next.truncated": last(False)}, "terminal", False),
+        ({"next.done": last(True), "next.truncated": last(True)}, "terminal", False),
+        ({"next.done": last(True), "next.truncated": last(False)}, "timeout", True),
+        # Neither terminated nor truncated, and not done: somebody stopped the recording.
+        ({"next.done": last(False), "next.truncated": last(False)}, "terminal", False),
+    ],
+)
+def test_a_failure_ends_or_runs_out_of_time_as_the_data_says(tmp_path, columns, failures, over):
+    dataset = recorded(tmp_path, FAILED | columns)
+    assert ended(read_outcomes(dataset, OutcomeConfig(failures=failures))) == [over]
+
+
+@pytest.mark.parametrize("reward", REWARDS)
+@pytest.mark.parametrize("told", [{"next.truncated": last(True)}, {"next.done": last(False)}, {}])
+def test_a_success_is_always_an_end(tmp_path, reward, told):
+    dataset = recorded(tmp_path, {"next.success": last(True)} | told, labels=[Label(0, truncated=True)])
+    assert ended(read_outcomes(dataset, OutcomeConfig(reward, failures="timeout"))) == [True]
+
+
+@pytest.mark.parametrize(
+    ("reward", "failures", "over"),
+    [
+        ("sparse", "auto", True),
+        ("raw", "auto", True),
+        ("step_penalty", "auto", False),
+        ("step_penalty", "terminal", True),
+        ("sparse", "timeout", False),
+    ],
+)
+def test_failures_that_do_not_say_how_they_ended(tmp_path, reward, failures, over):
+    dataset = recorded(tmp_path, {"next.reward": [[0, 0, 0]]})
+    assert ended(read_outcomes(dataset, OutcomeConfig(reward, failures=failures))) == [over]
+
+
+@pytest.mark.parametrize("truncated", [True, False])
+def test_a_label_knows_better_than_the_columns_how_an_episode_ended(tmp_path, truncated):
+    columns = FAILED | {"next.truncated": last(not truncated), "next.terminated": last(truncated)}
+    dataset = recorded(tmp_path, columns, labels=[Label(0, truncated=truncated)])
+    assert ended(read_outcomes(dataset, OutcomeConfig())) == [not truncated]
+
+
+# --- labels ---------------------------------------------------------------------------------------------------------
+
+
+def test_labels_override_columns_metadata_and_rewards(tmp_path):
+    for number, columns in enumerate(
+        [
+            {"next.success": [[False, True], [False, False], [False, True]]},
+            {"is_success": [[True, True], [False, False], [True, True]]},
+            {"next.reward": [[0, 1], [0, 0], [0, 1]]},
+        ]
+    ):
+        labels = [Label(0, success=False), Label(1, success=True)]
+        outcomes = read_outcomes(recorded(tmp_path / str(number), columns, labels=labels), OutcomeConfig())
+        assert outcomes.success.tolist() == [0, 1, 1]
+        assert outcomes.rewards.tolist() == [0, 0, 0, 1, 0, 1]
+    built = build(tmp_path / "meta", cameras="none", rewards="none")
+    for episode in range(3):
+        set_episode(built, "success", True, episode)
+    write_labels(built.root, {2: Label(2, success=False)})
+    assert read_outcomes(open_dataset(built.root), OutcomeConfig()).success.tolist() == [1, 1, 0]
+
+
+@pytest.mark.parametrize("column", ["next.success", "next.reward"])
+def test_a_labelled_success_happened_where_the_columns_mark_it(tmp_path, column):
+    values = [[0, 0, 1, 0, 0], [0, 0, 0, 0, 0]]
+    labels = [Label(0, success=True), Label(1, success=True)]
+    dataset = recorded(tmp_path, {column: values}, labels=labels)
+    assert read_outcomes(dataset, OutcomeConfig()).rewards.nonzero()[0].tolist() == [2, 9]
+
+
+def test_a_labelled_failure_runs_to_its_last_frame(tmp_path):
+    dataset = recorded(tmp_path, {"next.success": [[0, 1, 0, 0]]}, labels=[Label(0, success=False)])
+    outcomes = read_outcomes(dataset, OutcomeConfig())
+    assert outcomes.ends.tolist() == [4]
+    assert outcomes.notes == []
+
+
+def test_labels_make_demonstrations_usable(tmp_path):
+    labels = [Label(0, success=True), Label(1, success=False, truncated=True), Label(2, success=False)]
+    dataset = recorded(tmp_path, lengths=(3, 2, 4), labels=labels)
+    outcomes = read_outcomes(dataset, OutcomeConfig())
+    assert outcomes.success.tolist() == [1, 0, 0]
+    assert ended(outcomes) == [True, False, True]
+
+
+def test_a_labelled_reward_is_the_raw_reward_of_the_last_step(tmp_path):
+    labels = [Label(0, reward=2.5), Label(1, success=True, reward=-4.0)]
+    alone = recorded(tmp_path / "alone", lengths=(3, 2), labels=labels)
+    outcomes = read_outcomes(alone, OutcomeConfig("raw"))
+    assert outcomes.rewards.tolist() == [0, 0, 2.5, 0, -4]
+    assert outcomes.success.tolist() == [-1, 1]
+    beside = recorded(tmp_path / "beside", {"next.reward": [[5.0, 6, 7], [8.0, 9]]}, labels=labels[:1])
+    assert read_outcomes(beside, OutcomeConfig("raw")).rewards.tolist() == [0, 0, 2.5, 8, 9]
+    # A number is no statement about success.
+    assert "1 episode says nothing about success (0)" in complaint(alone, OutcomeConfig("sparse"))
+
+
+def test_labels_go_by_episode_number_where_numbers_have_gaps(tmp_path):
+    built = build(tmp_path, cameras="none", rewards="none")
+    built.episodes[1].data_file.unlink()
+    edit_episodes(built, lambda rows: [row for row in rows if row["episode_index"] != 1])
+    write_labels(built.root, {0: Label(0, success=False), 2: Label(2, success=True, length=9)})
+    assert read_outcomes(open_dataset(built.root), OutcomeConfig()).success.tolist() == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("label", "texts"),
+    [
+        (Label(1, success=True, length=4), ["episode 1", "4 frames", "5", "label it again"]),
+        (Label(8, success=True), ["episode 8", "not in the data"]),
+    ],
+)
+def test_labels_of_other_data_are_refused(tmp_path, label, texts):
+    built = build(tmp_path, cameras="none")
+    write_labels(built.root, {label.episode: label})
+    message = complaint(open_dataset(built.root))
+    for text in [*texts, "meta/pirl_labels.jsonl"]:
+        assert text in message
+    _, found = check_dataset(built.root)
+    assert any(texts[0] in str(problem) for problem in found if problem.severity == "problem")
+
+
+def test_labels_that_fit_are_used(tmp_path):
+    built = build(tmp_path, cameras="none")
+    write_labels(built.root, {1: Label(1, success=True, length=5)})
+    assert read_outcomes(open_dataset(built.root), OutcomeConfig()).success.tolist() == [1, 1, 1]
+
+
+# --- what is refused ------------------------------------------------------------------------------------------------
+
+
+def test_a_reward_that_is_no_number_is_named(tmp_path):
+    built = build(tmp_path, cameras="none")
+    edit_column(built, "next.reward", lambda values: [*values[:3], float("nan"), *values[4:]])
+    message = complaint(open_dataset(built.root))
+    for text in ("episode 1", "next.reward", "frame 3", "nan"):
+        assert text in message
+
+
+@pytest.mark.parametrize("option", ["reward_column", "success_column"])
+def test_a_column_that_is_not_there_is_named_beside_those_that_are(tmp_path, option):
+    message = complaint(open_dataset(build(tmp_path, cameras="none").root), OutcomeConfig(**{option: "rewrad"}))
+    assert "rewrad" in message
+    assert "next.reward" in message
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "texts"),
+    [
+        ("next.success", [["yes", "no"], ["no", "no"]], ["next.success"]),
+        ("next.success", [[0.0, 1.0], [0.0, 0.5]], ["next.success", "episode 1", "frame 1", "0.5"]),
+        ("next.success", [[0, 1], [-1, -1]], ["next.success", "episode 1", "frame 0", "-1"]),
+        ("next.truncated", [[0.0, float("nan")], [0.0, 1.0]], ["next.truncated", "episode 0", "frame 1", "nan"]),
+        ("next.reward", [[[0.0, 1.0]] * 2] * 2, ["next.reward"]),
+    ],
+)
+def test_columns_that_do_not_mean_what_their_name_says_are_named(tmp_path, name, values, texts):
+    message = complaint(recorded(tmp_path, {name: values}))
+    for text in texts:
+        assert text in message
+
+
+@pytest.mark.parametrize("column", ["next.done", "next.terminated", "next.truncated"])
+def test_an_end_amid_an_episode_is_named(tmp_path, column):
+    flags = [[False, False, True], [False, True, False, True]]
+    dataset = recorded(tmp_path, {column: flags, "next.success": [[False] * 3, [False] * 4]})
+    message = complaint(dataset)
+    for text in ("episode 1", column, "frame 1", "goes on"):
+        assert text in message
+
+
+def test_all_silent_episodes_are_counted_and_the_first_listed_with_advice(tmp_path):
+    message = complaint(recorded(tmp_path, lengths=[1] * 13, labels=[Label(3, success=True)]))
+    assert "12 episodes say nothing about success (0, 1, 2, 4, 5, 6, 7, 8, 9, 10 and 2 more)" in message
+    assert "pirl data label" in message
+    assert "unlabelled" in message
+
+
+@pytest.mark.parametrize("wrong", [{"reward": "dense"}, {"failures": "maybe"}, {"unlabelled": "failure"}])
+@pytest.mark.usefixtures("unchecked_signatures")
+def test_a_configuration_that_means_nothing_is_refused(wrong):
+    with pytest.raises(ConfigError, match=next(iter(wrong))):
+        OutcomeConfig(**wrong)
+
+
+def test_a_broken_sidecar_is_named_by_everyone_who_reads_it(tmp_path):
+    built = build(tmp_path, cameras="none")
+    (built.root / "meta/pirl_labels.jsonl").write_text('{"episode": 0, "success": true}\n{"episode": 1,\n')
+    dataset = open_dataset(built.root)
+    for read in (read_outcomes, summarize):
+        with pytest.raises(DataError, match=r"pirl_labels\.jsonl, line 2"):
+            read(dataset, OutcomeConfig())
+    _, found = check_dataset(built.root)
+    assert any("pirl_labels.jsonl, line 2" in str(problem) for problem in found)
+
+
+# --- in numbers -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("version", ["v2.1", "v3.0"])
+def test_the_summary_counts_what_is_there(tmp_path, version):
+    built = build(tmp_path, version=version, lengths=(7, 5, 9, 5), size=(32, 40))
+    write_labels(built.root, {1: Label(1, truncated=True)})
+    summary = summarize(open_dataset(built.root), OutcomeConfig("step_penalty", failures="terminal"))
+    assert json.loads(json.dumps(summary)) == summary
+    assert (summary["episodes"], summary["frames"], summary["fps"], summary["version"]) == (4, 26, 10, version)
+    assert [entry["episodes"] for entry in summary["tasks"]] == [2, 2]
+    outcomes = summary["outcomes"]
+    assert (outcomes["known"], outcomes["success"], outcomes["rate"], outcomes["timeouts"]) == (4, 2, 0.5, 1)
+    assert (outcomes["returns"]["min"], outcomes["returns"]["max"]) == (-8, -5)
+    assert outcomes["returns"]["mean"] == pytest.approx((-6 - 5 - 8 - 5) / 4)
+    assert (summary["lengths"]["min"], summary["lengths"]["max"], sum(summary["lengths"]["counts"])) == (5, 9, 4)
+    for camera, name in zip(summary["cameras"], built.cameras, strict=True):
+        assert camera == {"name": name, "height": 32, "width": 40, "storage": "video (mpeg4)"}
+    described = {column["name"]: column for column in summary["columns"]}
+    assert described["observation.state"]["shape"] == [4]
+    assert described["next.done"]["dtype"] == "bool"
+
+
+def test_the_summary_of_silent_data_has_no_outcomes_and_no_cameras(tmp_path):
+    summary = summarize(open_dataset(build(tmp_path, cameras="none", rewards="none").root), OutcomeConfig())
+    assert summary["outcomes"] is None
+    assert summary["cameras"] == []
+
+
+def test_the_summary_holds_returns_that_hardly_differ(tmp_path):
+    """Three neighbouring float32 numbers have no ten float32 bins between them."""
+    steps = np.float32(1e6) + np.float32([0, 1 / 16, 2 / 16])
+    table = recorded(tmp_path, {"next.reward": [[float(step)] for step in steps]}, types={"next.reward": pa.float32()})
+    returns = summarize(table, OutcomeConfig("raw"))["outcomes"]["returns"]
+    assert sum(returns["counts"]) == 3
