@@ -418,7 +418,7 @@ def test_going_back_to_the_state_before_the_last(tmp_path, restarted):
     buffer = open_buffer("disk", tmp_path, 8) if restarted else buffer
     buffer.restore(states[-2])
     assert_same(cut(buffer, 0), batches[-2])
-    with pytest.raises(DataError, match="lacks episode 2 "):
+    with pytest.raises(DataError, match="has 0 of the 2 episodes"):
         buffer.restore(states[0])
     assert_same(cut(buffer, 0), batches[-2])
 
@@ -608,6 +608,24 @@ def test_a_damaged_episode_is_named(tmp_path, kind, damage):
         open_buffer(kind, tmp_path)
 
 
+def test_a_buffer_goes_on_without_an_episode_that_was_removed(tmp_path):
+    """As the message about a damaged one says."""
+    buffer = open_buffer("disk", tmp_path, 16)
+    for number in range(4):
+        buffer.add(make_episode(number))
+    damage_columns(tmp_path)
+    (tmp_path / "episode-000000001.npz").unlink()
+    buffer = open_buffer("disk", tmp_path, 16)
+    assert numbers(buffer) == [0, 2, 3]
+    state, batch = buffer.state(), cut(buffer, 0)
+    for number in range(4, 8):
+        buffer.add(make_episode(number))
+    buffer = open_buffer("disk", tmp_path, 16)
+    buffer.restore(state)
+    assert_same(cut(buffer, 0), batch)
+    assert len(files(tmp_path)) == 3 * 3
+
+
 @pytest.mark.parametrize("damage", [cut_pictures, no_pictures])
 def test_pictures_that_vanish_while_in_use_are_named(tmp_path, damage):
     buffer = open_buffer("disk only", tmp_path)
@@ -652,7 +670,7 @@ def test_a_state_of_another_buffer_is_refused_and_nothing_is_lost(tmp_path):
     for number in range(3):
         buffer.add(make_episode(number))
     before = cut(buffer, 0)
-    with pytest.raises(DataError, match=f"{tmp_path} lacks episode 3 "):
-        buffer.restore({"oldest": 2, "next": 7})
+    with pytest.raises(DataError, match=f"{tmp_path} has 1 of the 5 episodes"):
+        buffer.restore({"oldest": 2, "next": 7, "episodes": 5})
     assert_same(cut(buffer, 0), before)
     assert len(files(tmp_path)) == 9

@@ -22,6 +22,7 @@ from written import (
     features,
     files_of,
     info_of,
+    listed,
     read_episodes,
 )
 
@@ -59,6 +60,7 @@ def test_a_writer_killed_at_any_moment_leaves_a_dataset_that_continues(tmp_path:
     assert len(read_episodes(whole)) == 3
     for root in killed:
         assert any(".partial-" in file.name for file in root.rglob("*")), "killed while a file was written"
+        assert len(list(root.glob("data/*/*.parquet"))) >= len(listed(root)[0]), "what is listed is there"
         for index, columns in enumerate(read_episodes(root)):
             np.testing.assert_array_equal(columns["action"], episode(index)["action"])
         writer = DatasetWriter(root, **options, resume=True)
