@@ -94,7 +94,7 @@ def write(root: Path, episodes: int, length: int = 150) -> None:
     random = np.random.default_rng(0)
     y, x = np.mgrid[0:480, 0:640].astype(np.float32)
     texture = random.integers(0, 25, (480, 640, 3), np.uint8)
-    with DatasetWriter(root, fps=30, features=features, robot_type="bench") as writer:
+    with DatasetWriter(root, fps=30, features=features, robot_type="bench", codec="libsvtav1") as writer:
         for episode in range(episodes):
             time_axis = np.arange(length)
             done = time_axis == length - 1

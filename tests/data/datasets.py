@@ -731,11 +731,11 @@ VALID: dict[str, Builder] = {
         for cameras in ("video", "image", "none")
     },
     **{f"rewards_{name}": made(rewards=name, cameras="none") for name in CONVENTIONS},
-    "v2.1_av1": made(codec="libsvtav1"),
+    "v2.1_av1": made(codec="libsvtav1", size=(64, 64)),
     "v2.1_h264": made(codec="h264"),
     "v2.1_h264_b_frames": made(codec="h264", gop=12),
     "v2.1_mpeg4_large_gop": made(gop=12),
-    "v3.0_av1": made(version="v3.0", codec="libsvtav1"),
+    "v3.0_av1": made(version="v3.0", codec="libsvtav1", size=(64, 64)),
     "v3.0_h264_b_frames": made(version="v3.0", codec="h264", gop=12),
     "v3.0_mpeg4_large_gop": made(version="v3.0", gop=50),
     "square_size": made(size=(64, 64)),

@@ -88,7 +88,7 @@ def numbers(buffer):
     """Which episodes are held: those that come up."""
     if not len(buffer):
         return []
-    batch = cut(buffer, 0, 50 * len(buffer))
+    batch = cut(buffer, 0, 15 * len(buffer))
     return sorted({int(state[0]) for state in batch.observations.state})
 
 
@@ -207,7 +207,7 @@ def test_what_the_caller_does_with_its_arrays_later_does_not_matter():
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(deadline=None, max_examples=15)
+@settings(deadline=None, max_examples=8)
 @given(lengths=st.lists(st.integers(1, 10), min_size=1, max_size=12), capacity=st.integers(10, 25))
 def test_the_oldest_make_room(tmp_path_factory, kind, lengths, capacity):
     directory = tmp_path_factory.mktemp("buffer")
@@ -423,7 +423,7 @@ def test_going_back_to_the_state_before_the_last(tmp_path, restarted):
     assert_same(cut(buffer, 0), batches[-2])
 
 
-@settings(deadline=None, max_examples=20)
+@settings(deadline=None, max_examples=12)
 @given(
     actions=st.lists(st.integers(1, 5) | st.just("state") | st.just("restart"), min_size=3, max_size=14),
     which=st.integers(1, 2),

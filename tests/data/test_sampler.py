@@ -164,7 +164,9 @@ def test_streams_that_cannot_run_are_refused(options, message):
         source(**options)
 
 
-@pytest.mark.parametrize("options", [{"batch_size": 0}, {"ratios": [0.0]}, {"ratios": [1.0, 1.0]}, {"process_count": 3}])
+@pytest.mark.parametrize(
+    "options", [{"batch_size": 0}, {"ratios": [0.0]}, {"ratios": [1.0, 1.0]}, {"process_count": 3}]
+)
 def test_samplers_that_cannot_run_are_refused(options):
     with pytest.raises(ConfigError):
         ChunkSampler([source()], **{"batch_size": 4, "shape": ChunkShape(2), **options})

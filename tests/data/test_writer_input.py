@@ -94,12 +94,14 @@ def test_a_feature_that_cannot_be_stored_is_refused(
     tmp_path: Path, name: str, feature: dict[str, Any], complaint: str
 ) -> None:
     with pytest.raises(DataError, match=f"feature {name!r}: .*{complaint}"):
-        DatasetWriter(tmp_path / "new", fps=10, features={name: feature})
+        DatasetWriter(tmp_path / "new", fps=10, features={name: feature}, codec="libsvtav1")
     assert not (tmp_path / "new").exists()
 
 
 def test_frames_the_encoder_refuses_are_reported(tmp_path: Path) -> None:
-    writer = DatasetWriter(tmp_path, fps=10, features={"camera": {"dtype": "video", "shape": (64, 20_000, 3)}})
+    writer = DatasetWriter(
+        tmp_path, fps=10, features={"camera": {"dtype": "video", "shape": (64, 20_000, 3)}}, codec="libsvtav1"
+    )
     with pytest.raises(DataError, match="libsvtav1 cannot encode frames of 64 × 20000"):
         writer.write_episode({"camera": np.zeros((1, 64, 20_000, 3), np.uint8)}, task="")
     assert list(files_of(tmp_path)) == ["meta/info.json"]

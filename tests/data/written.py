@@ -151,4 +151,5 @@ def declaration(root: Path) -> dict[str, Any]:
         "features": declared,
         "robot_type": info["robot_type"],
         "version": info["codebase_version"],
+        "codec": "libsvtav1",  # as LeRobot's
     }

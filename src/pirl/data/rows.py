@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from jaxtyping import Int64
+from jaxtyping import Bool, Int64
 
 from pirl.data.columns import ColumnError, ParquetDamageError, read_table, to_numpy
 from pirl.data.layout import DEFAULT_COLUMNS, Info, fill, glob_pattern, resolve_inside
@@ -86,7 +86,8 @@ def read_rows(root: Path, info: Info, listing: Listing) -> Rows:
             columns[name].append(found.get(name, np.full(len(table), -1, np.int64)))
     stacked = {name: np.concatenate([np.empty(0, np.int64), *parts]) for name, parts in columns.items()}
     order = np.lexsort((stacked["frame_index"], stacked["episode_index"]))
-    episode_ids, counts = np.unique(stacked["episode_index"], return_counts=True)
+    order = order[~_is_unfinished(stacked["episode_index"][order], info, listing, problems)]
+    episode_ids, counts = np.unique(stacked["episode_index"][order], return_counts=True)
     starts = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
     everywhere = [name for name in (names[0] if names else []) if all(name in other for other in names)]
     for name in dict.fromkeys(name for present in names for name in present if name not in everywhere):
@@ -107,18 +108,18 @@ def read_rows(root: Path, info: Info, listing: Listing) -> Rows:
 
 def _data_files(root: Path, info: Info, listing: Listing, problems: list[Problem]) -> list[tuple[str, int | None]]:
     """Data files, and for v2 the one episode that each holds."""
-    present = sorted(path.relative_to(root).as_posix() for path in root.glob(glob_pattern(info.data_path)))
+    present = {path.relative_to(root).as_posix() for path in root.glob(glob_pattern(info.data_path))}
     if info.is_v3:
         if not present:
             problems.append(Problem(f"no data file matches {info.data_path}"))
-        return [(relative, None) for relative in present]
+        return [(relative, None) for relative in sorted(present)]
     expected = {
         fill(info.data_path, chunk=index // info.chunks_size, file=index): index for index in sorted(listing.episodes)
     }
     for relative, index in expected.items():
         if relative not in present:
             problems.append(Problem("is missing", file=relative, episode=index))
-    strays = sorted(set(present) - set(expected))
+    strays = sorted(present - set(expected))
     counted = range(min(info.total_episodes or 0, 1_000_000) if strays else 0)
     unlisted = {fill(info.data_path, chunk=index // info.chunks_size, file=index): index for index in counted}
     for stray in strays:
@@ -128,6 +129,17 @@ def _data_files(root: Path, info: Info, listing: Listing, problems: list[Problem
         else:
             problems.append(Problem("belongs to no listed episode; left out", severity="note", file=stray))
     return [(relative, index) for relative, index in expected.items() if relative in present]
+
+
+def _is_unfinished(
+    episodes: Int64[np.ndarray, " rows"], info: Info, listing: Listing, problems: list[Problem]
+) -> Bool[np.ndarray, " rows"]:
+    """Rows of episodes past the last one that a recorder counted: it was stopped before it could list them."""
+    counted = info.total_episodes if info.total_episodes is not None else 2**40
+    beyond = [index for index in np.unique(episodes).tolist() if index >= counted and index not in listing.episodes]
+    for index in beyond:
+        problems.append(Problem("was not finished when the recording stopped; left out", "note", index))
+    return np.isin(episodes, beyond)
 
 
 def _check_frames(

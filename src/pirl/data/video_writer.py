@@ -18,10 +18,11 @@ CODEC_NAMES = {"libsvtav1": "av1", "h264": "h264"}
 SMALLEST_SIDE = {"libsvtav1": 64, "h264": 2}
 """The least height and width. The AV1 encoder refuses smaller frames in some releases, and hangs on some in others."""
 
-# Every second frame is a key frame, as in LeRobot's own recordings: training reads frames in random order.
+# Every second frame is a key frame, as in LeRobot's own recordings: training reads frames in random order. LeRobot's
+# default is AV1, whose encoder was seen to hang once in a while (SVT-AV1 4.1); h264 is ours.
 _OPTIONS = {
     "libsvtav1": {"g": "2", "crf": "30", "preset": "10"},
-    "h264": {"g": "2", "crf": "30"},
+    "h264": {"g": "2", "crf": "23"},
 }
 
 os.environ.setdefault("SVT_LOG", "1")  # the AV1 encoder prints a page per file unless told to report errors only

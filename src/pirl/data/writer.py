@@ -47,7 +47,7 @@ class DatasetWriter:
         features: Mapping[str, Mapping[str, Any]],
         robot_type: str | None = None,
         version: Literal["v2.1", "v3.0"] = "v3.0",
-        codec: Codec = "libsvtav1",
+        codec: Codec = "h264",
         resume: bool = False,
     ) -> None:
         if not isinstance(fps, int) or fps < 1:

@@ -1,0 +1,419 @@
+"""From a dataset on disk to batches: the robot's own columns, its statistics, its pictures, its tasks, its outcomes."""
+
+import dataclasses
+import json
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from datasets import build, edit_column, edit_data, edit_info, read_bars, set_episode, write_jsonl
+from pirl.data import (
+    AnchorStream,
+    ChunkSampler,
+    ChunkShape,
+    Dataset,
+    DatasetSource,
+    FrameCacheConfig,
+    Label,
+    Loader,
+    OutcomeConfig,
+    PolicyIO,
+    Robot,
+    Selection,
+    compute_norm_stats,
+    dataset_norm_stats,
+    get_robot,
+    load_trajectories,
+    open_dataset,
+    read_outcomes,
+    write_labels,
+)
+from pirl.data.images import resize_with_pad
+from pirl.errors import ConfigError, DataError
+from pirl.models import Tokenizer, get_model_config
+
+TINY = get_model_config("tiny")
+HIGH, WRIST = "observation.images.cam_high", "observation.images.cam_left_wrist"
+ARM = Robot(
+    "arm",
+    cameras={"base_0_rgb": HIGH, "left_wrist_0_rgb": WRIST},
+    state=("observation.state",),
+    actions=("action",),
+)
+BLIND = dataclasses.replace(ARM, cameras={})
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("PIRL_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def no_decoding(monkeypatch):
+    def fail(*_):
+        raise AssertionError("a picture was decoded")
+
+    monkeypatch.setattr(Dataset, "decode", fail)
+
+
+def stacked(built, name):
+    return np.concatenate([getattr(episode, name) for episode in built.episodes])
+
+
+def starts_of(built):
+    return np.cumsum([0, *(len(episode) for episode in built.episodes)])
+
+
+# --- statistics -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("version", ["v2.1", "v3.0"])
+@pytest.mark.parametrize("delta", [(), (2, -1)])
+@pytest.mark.usefixtures("no_decoding")
+def test_statistics_are_those_of_the_columns_and_need_no_pictures(tmp_path, version, delta):
+    built = build(tmp_path / "dataset", version=version)
+    robot = dataclasses.replace(ARM, delta=delta)
+    mask = np.array([True, True, False]) if delta else None
+    expected = compute_norm_stats(
+        stacked(built, "state").astype(float), stacked(built, "action").astype(float), starts_of(built), 4, mask
+    )
+    assert dataset_norm_stats(open_dataset(built.root), robot, 4) == expected
+
+
+def test_statistics_of_aloha_are_of_what_the_policy_sees(tmp_path):
+    """Every chunk of every frame, prepared for a policy without statistics: their mean and spread."""
+    built = build(tmp_path / "dataset", cameras="none", state_dim=14, action_dim=14)
+    robot = dataclasses.replace(get_robot("aloha"), cameras={})
+    stats = dataset_norm_stats(open_dataset(built.root), robot, 5)
+    model = dataclasses.replace(get_model_config("tiny_state"), action_dim=14)
+    io = PolicyIO(robot, model, None, None)
+    chunks, states = [], []
+    for episode in built.episodes:
+        for t in range(len(episode)):
+            steps = np.minimum(t + np.arange(5), len(episode) - 1)
+            chunks.append(io.actions(episode.action[steps][None], episode.state[t][None])[0])
+            states.append(io.observation({}, episode.state[t][None]).state[0])
+    for key, values in (("actions", np.concatenate(chunks)), ("state", np.array(states))):
+        np.testing.assert_allclose(stats[key].mean, values.mean(axis=0, dtype=float), rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(stats[key].std, values.std(axis=0, dtype=float), rtol=1e-5, atol=1e-6)
+        assert np.all((values >= stats[key].q01 - 1e-5).mean(axis=0) >= 0.98)
+
+
+def test_columns_are_put_together_in_the_robots_order(tmp_path):
+    built = build(tmp_path / "dataset", cameras="none")
+
+    def split(table):
+        both = np.array(table["observation.state"].to_pylist(), np.float32)
+        table = table.drop_columns(["observation.state"]).append_column("gripper", pa.array(both[:, 3]))
+        return table.append_column("joints", pa.array(both[:, :3].tolist(), pa.list_(pa.float32(), 3)))
+
+    whole = open_dataset(build(tmp_path / "whole", cameras="none").root)
+    edit_data(built, split)
+    edit_info(built, ["features", "observation.state"], ...)
+    dataset = open_dataset(built.root)
+    joined = dataclasses.replace(BLIND, state=("joints", "gripper"), state_dim=4)
+    assert dataset_norm_stats(dataset, joined, 3) == dataset_norm_stats(whole, BLIND, 3)
+    turned = dataclasses.replace(BLIND, state=("gripper", "joints"))
+    states = load_trajectories(dataset, turned, get_model_config("tiny_state")).states
+    np.testing.assert_array_equal(states, stacked(built, "state")[:, [3, 0, 1, 2]])
+
+
+def test_statistics_are_computed_once_for_the_same_content(tmp_path, cache):
+    built = build(tmp_path / "dataset", cameras="none")
+    first = dataset_norm_stats(open_dataset(built.root), BLIND, 4)
+    (file,) = (path for path in cache.rglob("*") if path.is_file())
+    kept = json.loads(file.read_text())
+    kept["norm_stats"]["state"]["mean"][0] = 42.0
+    file.write_text(json.dumps(kept))
+    # The same data elsewhere, in another version: found in the cache, so what was planted there comes back.
+    same = build(tmp_path / "elsewhere", version="v3.0", cameras="none")
+    assert dataset_norm_stats(open_dataset(same.root), BLIND, 4)["state"].mean[0] == 42
+    # Anything else has its own.
+    others = [(BLIND, 5), (dataclasses.replace(BLIND, delta=(3,)), 4), (dataclasses.replace(BLIND, delta=(2, -1)), 4)]
+    for robot, horizon in others:
+        assert dataset_norm_stats(open_dataset(built.root), robot, horizon)["state"].mean[0] == first["state"].mean[0]
+    edit_column(built, "action", lambda rows: [[0.5, 0.5, 0.5], *rows[1:]])
+    assert dataset_norm_stats(open_dataset(built.root), BLIND, 4)["state"].mean[0] == first["state"].mean[0]
+
+
+def test_a_damaged_cache_is_computed_again(tmp_path, cache):
+    dataset = open_dataset(build(tmp_path / "dataset", cameras="none").root)
+    first = dataset_norm_stats(dataset, BLIND, 4)
+    (file,) = (path for path in cache.rglob("*") if path.is_file())
+    whole = file.read_text()
+    for damage in ("", whole[: len(whole) // 2], "{}"):
+        file.write_text(damage)
+        assert dataset_norm_stats(dataset, BLIND, 4) == first
+        assert file.read_text() == whole
+
+
+def test_a_cache_that_cannot_be_written_is_done_without(tmp_path, cache):
+    cache.write_text("a file where the directory should be")
+    dataset = open_dataset(build(tmp_path / "dataset", cameras="none").root)
+    assert len(dataset_norm_stats(dataset, BLIND, 4)["state"].mean) == 4
+
+
+@pytest.mark.parametrize(
+    ("robot", "texts"),
+    [
+        ({"state": ("joint_position", "observation.state")}, ["joint_position", "observation.state", "'arm'"]),
+        ({"actions": ("actions",)}, ["actions", "action"]),
+        ({"state_dim": 8}, ["observation.state", "4", "8"]),
+        ({"action_dim": 7}, ["action", "3", "7"]),
+        ({"state": ("note",)}, ["note", "number"]),
+    ],
+)
+def test_a_robot_that_does_not_fit_the_data_is_told_what_it_has(tmp_path, robot, texts):
+    built = build(tmp_path / "dataset", cameras="none")
+    edit_data(built, lambda table: table.append_column("note", pa.array(["fine"] * table.num_rows)))
+    dataset, robot = open_dataset(built.root), dataclasses.replace(BLIND, **robot)
+    for use in (
+        lambda: dataset_norm_stats(dataset, robot, 4),
+        lambda: load_trajectories(dataset, robot, get_model_config("tiny_state")),
+    ):
+        with pytest.raises(DataError) as caught:
+            use()
+        for text in [*texts, dataset.name]:
+            assert text in str(caught.value)
+
+
+def test_numbers_that_are_none_are_named(tmp_path):
+    built = build(tmp_path / "dataset", cameras="none")
+    edit_column(built, "action", lambda rows: [*rows[:2], [0.0, float("inf"), 0.0], *rows[3:]])
+    with pytest.raises(DataError, match="action .*not finite .*row 9") as caught:
+        dataset_norm_stats(open_dataset(built.root), BLIND, 4)
+    assert "pirl data check" in str(caught.value)
+
+
+# --- trajectories ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("no_decoding")
+def test_a_camera_that_is_not_there_is_named(tmp_path):
+    dataset = open_dataset(build(tmp_path / "dataset", cameras="image").root)
+    robot = dataclasses.replace(ARM, cameras={"base_0_rgb": HIGH, "left_wrist_0_rgb": "observation.images.top"})
+    with pytest.raises(DataError, match="no camera observation.images.top") as caught:
+        load_trajectories(dataset, robot, TINY)
+    for text in ("left_wrist_0_rgb", HIGH, WRIST):
+        assert text in str(caught.value)
+
+
+@pytest.mark.usefixtures("no_decoding")
+def test_an_episode_without_a_task_is_named_before_anything_is_decoded(tmp_path):
+    built = build(tmp_path / "dataset", cameras="image", tasks=("pick it up", ""))
+    dataset = open_dataset(built.root)
+    with pytest.raises(DataError, match="episode 1 .*task.*default_prompt"):
+        load_trajectories(dataset, ARM, TINY)
+
+
+def test_a_robot_has_words_for_data_without_a_task(tmp_path):
+    dataset = open_dataset(build(tmp_path / "dataset", cameras="none", tasks=("pick it up", "")).root)
+    prompted = dataclasses.replace(BLIND, default_prompt="do the usual")
+    found = load_trajectories(dataset, prompted, TINY)
+    said = [found.prompts[prompt] for prompt in found.prompt_of_row[dataset.starts[:-1]]]
+    assert said == ["pick it up", "do the usual", "pick it up"]
+    # A model that reads nothing needs no words.
+    assert len(load_trajectories(dataset, BLIND, get_model_config("tiny_state")).prompts) == 2
+
+
+def test_an_empty_task_that_no_frame_has_does_not_matter(tmp_path):
+    built = build(tmp_path / "dataset", cameras="none", tasks=("pick it up",))
+    tasks = [{"task_index": 0, "task": "pick it up"}, {"task_index": 1, "task": ""}]
+    write_jsonl(built.root / "meta/tasks.jsonl", tasks)
+    assert load_trajectories(open_dataset(built.root), BLIND, TINY).prompts[0] == "pick it up"
+
+
+def test_outcomes_are_those_asked_for(tmp_path):
+    dataset = open_dataset(build(tmp_path / "dataset", cameras="none").root)
+    config = OutcomeConfig("step_penalty", failures="terminal")
+    found, expected = load_trajectories(dataset, BLIND, TINY, outcomes=config), read_outcomes(dataset, config)
+    for name in ("rewards", "terminals", "ends", "success"):
+        np.testing.assert_array_equal(getattr(found, name), getattr(expected, name))
+    silent = open_dataset(build(tmp_path / "silent", rewards="none").root)
+    with pytest.raises(DataError, match="nothing about success"):
+        load_trajectories(silent, ARM, TINY)
+
+
+def test_frames_are_kept_as_asked_and_decoded_once(tmp_path, monkeypatch):
+    dataset = open_dataset(build(tmp_path / "dataset", cameras="image").root)
+    config = FrameCacheConfig(28, 28, "png", tmp_path / "frames")
+    found = load_trajectories(dataset, ARM, TINY, frame_cache=config, progress=False)
+    assert found.frames["base_0_rgb"].gather(np.arange(3)).shape == (3, 28, 28, 3)
+    assert (tmp_path / "frames").is_dir()
+    monkeypatch.setattr(Dataset, "decode", lambda *_: pytest.fail("decoded again"))
+    again = load_trajectories(open_dataset(dataset.root), ARM, TINY, frame_cache=config)
+    rows = np.arange(len(dataset))
+    for slot, frames in found.frames.items():
+        np.testing.assert_array_equal(frames.gather(rows), again.frames[slot].gather(rows))
+
+
+# --- selection ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def four(tmp_path):
+    """Episodes of 7, 5, 9 and 3 frames: task A, B, A, B; success, failure, success, failure."""
+    dataset = open_dataset(build(tmp_path / "four", cameras="none", lengths=(7, 5, 9, 3), tasks=("A", "B")).root)
+    return dataset, read_outcomes(dataset, OutcomeConfig())
+
+
+@pytest.mark.parametrize(
+    ("selection", "expected"),
+    [
+        ({}, [1, 1, 1, 1]),
+        ({"tasks": ("A",)}, [1, 0, 1, 0]),
+        ({"tasks": ("A", "B")}, [1, 1, 1, 1]),
+        ({"success": True}, [1, 0, 1, 0]),
+        ({"success": False}, [0, 1, 0, 1]),
+        ({"episodes": (0, 3)}, [1, 0, 0, 1]),
+        ({"episodes": (0, 3), "success": False}, [0, 0, 0, 1]),
+        ({"success_weight": 3.0, "failure_weight": 0.5}, [3, 0.5, 3, 0.5]),
+        ({"task_weights": {"B": 4.0}}, [1, 4, 1, 4]),
+        ({"task_weights": {"B": 4.0}, "failure_weight": 0.5, "episodes": (1, 2)}, [0, 2, 1, 0]),
+        ({"failure_weight": 0.0}, [1, 0, 1, 0]),
+    ],
+)
+def test_filters_and_weights(four, selection, expected):
+    dataset, outcomes = four
+    np.testing.assert_array_equal(Selection(**selection).weights(dataset, outcomes), np.repeat(expected, [7, 5, 9, 3]))
+
+
+def test_an_unknown_outcome_is_neither_success_nor_failure(tmp_path):
+    built = build(tmp_path / "dataset", cameras="none", rewards="none")
+    write_labels(
+        built.root, {0: Label(0, success=True, reward=1.0), 1: Label(1, reward=2.0), 2: Label(2, success=False)}
+    )
+    dataset = open_dataset(built.root)
+    outcomes = read_outcomes(dataset, OutcomeConfig("raw"))
+    assert outcomes.success.tolist() == [1, -1, 0]
+    for selection, expected in (
+        ({"success": True}, [1, 0, 0]),
+        ({"success": False}, [0, 0, 1]),
+        ({"success_weight": 5.0, "failure_weight": 3.0}, [5, 1, 3]),
+    ):
+        weights = Selection(**selection).weights(dataset, outcomes)
+        np.testing.assert_array_equal(weights, np.repeat(expected, [7, 5, 9]))
+
+
+def test_tasks_are_those_of_the_frames(tmp_path):
+    built = build(tmp_path / "dataset", cameras="none", tasks=("A", "B"), switch_task=True)
+    dataset = open_dataset(built.root)
+    weights = Selection(tasks=("A",)).weights(dataset, read_outcomes(dataset, OutcomeConfig()))
+    assert weights.astype(bool).tolist() == [task == "A" for episode in built.episodes for task in episode.tasks]
+
+
+@pytest.mark.parametrize(
+    ("selection", "texts"),
+    [
+        ({"tasks": ("A", "C")}, ["'C'", "'A'", "'B'"]),
+        ({"task_weights": {"C": 2.0}}, ["'C'", "'A'", "'B'"]),
+        ({"episodes": (0, 4)}, ["episode 4"]),
+        ({"tasks": ("A",), "success": False}, ["leave nothing", "tasks=('A',)"]),
+        ({"success": True, "success_weight": 0.0}, ["leave nothing"]),
+    ],
+)
+def test_selections_that_cannot_be_met_are_named(four, selection, texts):
+    dataset, outcomes = four
+    with pytest.raises(ConfigError) as caught:
+        Selection(**selection).weights(dataset, outcomes)
+    for text in [*texts, dataset.name]:
+        assert text in str(caught.value)
+
+
+def test_only_selected_frames_are_sampled(four):
+    dataset, outcomes = four
+    found = load_trajectories(dataset, BLIND, TINY)
+    weights = Selection(success=False, task_weights={"B": 2.0}).weights(dataset, outcomes)
+    stream = AnchorStream(found, seed=0, weights=weights)
+    assert sorted(stream.take(0, stream.size).tolist()) == [*range(7, 12), *range(21, 24)]
+
+
+# --- all the way ----------------------------------------------------------------------------------------------------
+
+
+def batches(dataset, robot, horizon=3, chunk=5, count=8, steps=3, **options):
+    stats = dataset_norm_stats(dataset, robot, chunk)
+    tokenizer = Tokenizer.for_model(TINY)
+    found = load_trajectories(dataset, robot, TINY, progress=False, **options)
+    source = DatasetSource(found, AnchorStream(found, seed=0), PolicyIO(robot, TINY, stats, tokenizer))
+    with Loader(ChunkSampler([source], batch_size=count, shape=ChunkShape(horizon, chunk))) as loader:
+        return stats, [next(loader) for _ in range(steps)]
+
+
+def test_a_v21_video_dataset_all_the_way_to_the_batch(tmp_path):
+    """Pictures in the model's own size still show their bars, which say what everything else should be."""
+    built = build(tmp_path / "dataset", version="v2.1", size=(56, 56), switch_task=True)
+    stats, taken = batches(open_dataset(built.root), ARM)
+    tokenizer, seen = Tokenizer.for_model(TINY), set()
+    for batch in taken:
+        for place in range(8):
+            now, later = batch.observations, batch.next_observations
+            camera, number, t = read_bars(np.asarray(now.images["base_0_rgb"][place]))
+            assert camera == 0
+            seen.add((number, t))
+            episode = built.episodes[number]
+            end = len(episode) - 1
+            after = min(t + 3, end)
+            assert read_bars(np.asarray(now.images["left_wrist_0_rgb"][place])) == (1, number, t)
+            assert read_bars(np.asarray(later.images["base_0_rgb"][place])) == (0, number, after)
+            for observation, frame in ((now, t), (later, after)):
+                state = (episode.state[frame] - stats["state"].mean) / (stats["state"].std + 1e-6)
+                np.testing.assert_allclose(observation.state[place], [*state, 0, 0, 0, 0], rtol=1e-5, atol=1e-6)
+                tokens, mask = tokenizer(episode.tasks[frame])
+                assert observation.tokenized_prompt[place].tolist() == tokens.tolist()
+                assert observation.tokenized_prompt_mask[place].tolist() == mask.tolist()
+            steps = np.minimum(t + np.arange(5), end)
+            actions = (episode.action[steps] - stats["actions"].mean) / (stats["actions"].std + 1e-6)
+            np.testing.assert_allclose(batch.actions[place, :, :3], actions, rtol=1e-5, atol=1e-6)
+            assert not np.any(batch.actions[place, :, 3:])
+            assert batch.valid[place].tolist() == (t + np.arange(5) <= end).tolist()
+            reached = t + np.arange(3) == end
+            assert batch.rewards[place].tolist() == (reached & episode.succeeded).tolist()
+            assert batch.terminals[place].tolist() == reached.tolist()
+            assert bool(batch.success[place]) == episode.succeeded
+    assert len(seen) == 21  # every frame once before any comes again
+
+
+def test_a_v30_image_dataset_all_the_way_to_the_batch(tmp_path):
+    """Pictures of another size come out as those of the dataset, resized; without a second camera its slot is black."""
+    built = build(tmp_path / "dataset", version="v3.0", cameras="image")
+    robot = dataclasses.replace(ARM, cameras={"base_0_rgb": WRIST}, delta=(3,))
+    dataset = open_dataset(built.root)
+    stats, taken = batches(dataset, robot)
+    decoded = [resize_with_pad(np.stack(list(dataset.decode(WRIST, e))), 56, 56) for e in range(3)]
+    spread, scale = stats["state"].mean, stats["state"].std + 1e-6
+    for batch in taken:
+        for place in range(8):
+            observation = batch.observations
+            state = np.asarray(observation.state[place, :4]) * scale + spread
+            ((number, t),) = (
+                (number, t)
+                for number, episode in enumerate(built.episodes)
+                for t in range(len(episode))
+                if np.allclose(episode.state[t], state, atol=1e-4)
+            )
+            np.testing.assert_array_equal(observation.images["base_0_rgb"][place], decoded[number][t])
+            assert read_bars(built.episodes[number].frames[WRIST][t]) == (1, number, t)
+            assert not np.any(observation.images["left_wrist_0_rgb"][place])
+            assert (
+                bool(observation.image_masks["base_0_rgb"][place]),
+                bool(observation.image_masks["left_wrist_0_rgb"][place]),
+            ) == (True, False)
+            episode = built.episodes[number]
+            steps = np.minimum(t + np.arange(5), len(episode) - 1)
+            relative = episode.action[steps] - episode.state[t, :3]
+            actions = (relative - stats["actions"].mean) / (stats["actions"].std + 1e-6)
+            np.testing.assert_allclose(batch.actions[place, :, :3], actions, rtol=1e-4, atol=1e-5)
+
+
+def test_what_comes_after_a_success_is_never_sampled(tmp_path):
+    built = build(tmp_path / "dataset", cameras="none")
+    edit_column(built, "next.success", lambda values: [False, True, False, False, False])
+    set_episode(built, "success", True)
+    dataset = open_dataset(built.root)
+    found = load_trajectories(dataset, BLIND, TINY)
+    assert (found.ends - found.starts).tolist() == [7, 2, 9]
+    stream = AnchorStream(found, seed=0, weights=Selection().weights(dataset, read_outcomes(dataset, OutcomeConfig())))
+    assert set(stream.take(0, 3 * stream.size).tolist()) == {*range(9), *range(12, 21)}
