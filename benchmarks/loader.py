@@ -183,7 +183,7 @@ def lerobot_milliseconds(dataset: Dataset, python: Path, horizon: int) -> tuple[
 
 def decode_one(dataset: Dataset, camera: str, episode: int, frame: int) -> np.ndarray:
     """Open, seek, decode one frame."""
-    from pirl.data.video import decode_frames
+    from pirl.data.lerobot.video import decode_frames
 
     segment = dataset.segments(camera)[0][episode]
     assert segment is not None

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from datasets import BROKEN, VALID, build, fuzz_info, info_of
 from pirl.data.checking import check_dataset
-from pirl.data.dataset import open_dataset
+from pirl.data.lerobot.dataset import open_dataset
 from pirl.data.outcomes import OutcomeConfig
 from pirl.errors import DataError
 

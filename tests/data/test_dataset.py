@@ -8,8 +8,7 @@ import pytest
 
 from datasets import VALID, read_bars
 from pirl.data.checking import check_dataset
-from pirl.data.dataset import open_dataset
-from pirl.errors import DataError
+from pirl.data.lerobot.dataset import open_dataset
 
 GOLDEN = Path(__file__).resolve().parents[2].parent / "shared" / "golden_data"
 RECORDED = sorted(path.parent.name for path in GOLDEN.glob("*/expected.npz"))

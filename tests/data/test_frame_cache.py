@@ -19,13 +19,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pirl.data import file_digests as digests_module
-from pirl.data import frame_cache as cache_module
-from pirl.data.file_digests import file_digests
-from pirl.data.frame_cache import FrameCacheConfig, open_frames
-from pirl.data.frame_entries import delete_frame_cache, list_frame_caches, locked
-from pirl.data.frame_store import StoreLayout, StoreWriter
-from pirl.data.frames import aligned_empty
+from pirl.data.frames import digests as digests_module
+from pirl.data.frames import cache as cache_module
+from pirl.data.frames.cache import FrameCacheConfig, open_frames
+from pirl.data.frames.digests import file_digests
+from pirl.data.frames.entries import delete_frame_cache, list_frame_caches, locked
+from pirl.data.frames.reader import aligned_empty
+from pirl.data.frames.store import StoreLayout, StoreWriter
 from pirl.data.images import resize_with_pad
 from pirl.errors import ConfigError, DataError
 
@@ -43,9 +43,13 @@ class FakeSource:
     size: tuple[int, int] = (24, 32)
     name: str = "me/fake"
     seconds_per_frame: float = 0.0
+    starts: tuple = ((0, 0),)
 
     def source_files(self, camera):
         return [self.root / f"{'shared' if camera.startswith('shared') else camera.replace('/', '_')}.bin"]
+
+    def places(self, camera):
+        return self.starts
 
     def pixels(self, camera, episode):
         seed = [*self.source_files(camera)[0].read_bytes(), *camera.encode(), episode]
@@ -215,7 +219,7 @@ def test_released_memory_is_given_back_and_the_frames_are_not_lost(tmp_path):
 @pytest.mark.skipif(not GOLDEN_DATA.is_dir(), reason="needs ../shared/golden_data")
 @pytest.mark.parametrize("name", ["v21_image", "v30_video_multifile"])
 def test_a_lerobot_dataset_is_a_source(tmp_path, name):
-    from pirl.data.dataset import open_dataset
+    from pirl.data.lerobot.dataset import open_dataset
 
     dataset = open_dataset(GOLDEN_DATA / name)
     frames = open_frames(dataset, dataset.cameras, FrameCacheConfig(56, 56, directory=tmp_path))
@@ -346,6 +350,14 @@ def test_a_changed_byte_makes_another_entry_even_under_an_old_time(tmp_path):
     frames = open_frames(source, ["top"], config(tmp_path))["top"]
     assert len(entry_directories(tmp_path)) == 2
     np.testing.assert_array_equal(read_all(frames), source.everything("top"))
+
+
+def test_episodes_found_elsewhere_in_the_same_files_make_another_entry(tmp_path):
+    source = make_source(tmp_path)
+    open_frames(source, ["top"], config(tmp_path))
+    source.starts = ((0, 1),)
+    open_frames(source, ["top"], config(tmp_path))
+    assert len(entry_directories(tmp_path)) == 2
 
 
 def test_size_compression_and_lengths_make_other_entries(tmp_path):

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pirl.data.writer import LONGEST_EPISODE, DatasetWriter
+from pirl.data.lerobot.writer import LONGEST_EPISODE, DatasetWriter
 from pirl.errors import DataError
 from written import (
     HEIGHT,

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pirl.data.writer import DatasetWriter
+from pirl.data.lerobot.writer import DatasetWriter
 from pirl.errors import DataError
 from written import (
     assert_same_episode,

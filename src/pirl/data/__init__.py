@@ -2,11 +2,12 @@
 
 from pirl.data.checking import check_dataset
 from pirl.data.chunks import ChunkBatch, ChunkShape, Trajectories, cut_chunks
-from pirl.data.dataset import Dataset, open_dataset
-from pirl.data.frame_cache import FrameCacheConfig, open_frames
-from pirl.data.frame_entries import delete_frame_cache, list_frame_caches
+from pirl.data.frames.cache import FrameCacheConfig, open_frames
+from pirl.data.frames.entries import delete_frame_cache, list_frame_caches
 from pirl.data.labels import Label, parse_episodes, read_csv, read_labels, write_labels
 from pirl.data.labels import merge as merge_labels
+from pirl.data.lerobot.dataset import Dataset, open_dataset
+from pirl.data.lerobot.writer import DatasetWriter
 from pirl.data.loader import Loader
 from pirl.data.outcomes import OutcomeConfig, Outcomes, read_outcomes
 from pirl.data.policy_io import PolicyIO
@@ -17,7 +18,6 @@ from pirl.data.robots import Robot, get_robot, list_robots, load_robot
 from pirl.data.sampler import AnchorStream, ChunkSampler, DatasetSource
 from pirl.data.statistics import compute_norm_stats, degenerate_dimensions
 from pirl.data.summary import summarize
-from pirl.data.writer import DatasetWriter
 
 __all__ = [
     "AnchorStream",

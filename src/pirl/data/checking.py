@@ -7,13 +7,13 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import PIL.Image
 
-from pirl.data.columns import ParquetDamageError, read_cells
-from pirl.data.dataset import Dataset, scan_dataset
-from pirl.data.layout import DEFAULT_COLUMNS, resolve_inside
+from pirl.data.lerobot.columns import ParquetDamageError, read_cells
+from pirl.data.lerobot.dataset import Dataset, scan_dataset
+from pirl.data.lerobot.layout import DEFAULT_COLUMNS, resolve_inside
+from pirl.data.lerobot.video import VideoIndex, codec_name
 from pirl.data.outcomes import OutcomeConfig, try_outcomes
 from pirl.data.problems import BrokenDatasetError, Problem
 from pirl.data.statistics import compute_norm_stats, degenerate_dimensions
-from pirl.data.video import VideoIndex, codec_name
 from pirl.errors import DataError
 
 STATE_COLUMNS = ("observation.state", "state")

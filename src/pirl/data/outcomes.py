@@ -12,8 +12,8 @@ from typing import Any, Literal
 import numpy as np
 from jaxtyping import Bool, Float32, Int8, Int64
 
-from pirl.data.dataset import Dataset
 from pirl.data.labels import LABEL_FILE, Label, read_labels
+from pirl.data.lerobot.dataset import Dataset
 from pirl.data.problems import BrokenDatasetError, Problem
 from pirl.errors import ConfigError
 

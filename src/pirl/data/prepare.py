@@ -1,5 +1,6 @@
 """From a dataset on disk to something to sample from: columns, outcomes, statistics, frames, filters."""
 
+import contextlib
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -8,13 +9,13 @@ import numpy as np
 from jaxtyping import Float, Float64
 
 from pirl.data.chunks import Trajectories
-from pirl.data.dataset import Dataset
-from pirl.data.frame_cache import FrameCacheConfig, open_frames
+from pirl.data.frames.cache import FrameCacheConfig, open_frames
+from pirl.data.lerobot.dataset import Dataset
 from pirl.data.outcomes import OutcomeConfig, Outcomes, read_outcomes
 from pirl.data.robots import Robot
 from pirl.data.statistics import compute_norm_stats
 from pirl.data.transforms import make_mask
-from pirl.errors import ConfigError, DataError
+from pirl.errors import CheckpointError, ConfigError, DataError
 from pirl.files import cache_directory
 from pirl.interop.norm_stats import NormStats, read_norm_stats, write_norm_stats
 from pirl.models.config import Pi0Config
@@ -31,6 +32,8 @@ def robot_columns(
             f"{', '.join(dataset.column_names)}: choose another robot, or describe this one."
         )
     columns = dataset.columns(wanted)
+    if words := [name for name in wanted if columns[name].dtype.kind not in "biuf"]:
+        raise DataError(f"{dataset.name}: {', '.join(words)} holds no numbers, robot {robot.name!r} needs them.")
     joined = []
     for names, width in ((robot.state, robot.state_dim), (robot.actions, robot.action_dim)):
         parts = [columns[name].astype(np.float32).reshape(len(dataset), -1) for name in names]
@@ -41,11 +44,17 @@ def robot_columns(
             )
         if len(bad := np.flatnonzero(~np.isfinite(array).all(axis=1))):
             raise DataError(
-                f"{dataset.name}: {' + '.join(names)} is not finite in {len(bad)} frames, first in row {bad[0]}: see "
-                f"pirl data check {dataset.name}."
+                f"{dataset.name}: {' + '.join(names)} is not finite in {len(bad)} frames, first in "
+                f"{_place(dataset, int(bad[0]))}: see pirl data check {dataset.name}."
             )
         joined.append(array)
     return joined[0], joined[1]
+
+
+def _place(dataset: Dataset, row: int) -> str:
+    """Episode and frame of a row, in words."""
+    episode = int(np.searchsorted(dataset.starts, row, side="right") - 1)
+    return f"episode {dataset.episode_ids[episode]}, frame {row - dataset.starts[episode]}"
 
 
 def dataset_norm_stats(dataset: Dataset, robot: Robot, horizon: int) -> dict[str, NormStats]:
@@ -58,11 +67,13 @@ def dataset_norm_stats(dataset: Dataset, robot: Robot, horizon: int) -> dict[str
         digest.update(repr((array.shape, array.dtype.str)).encode())
         digest.update(np.ascontiguousarray(array).tobytes())
     file = cache_directory() / "norm_stats" / f"{digest.hexdigest()}.json"
-    if file.is_file():
+    # A cache that is damaged, or cannot be written, only costs time.
+    with contextlib.suppress(CheckpointError):
         return read_norm_stats(file)
     mask = make_mask(*robot.delta)
     stats = compute_norm_stats(states, actions, dataset.starts, horizon, np.asarray(mask, bool) if any(mask) else None)
-    write_norm_stats(file, stats)
+    with contextlib.suppress(OSError):
+        write_norm_stats(file, stats)
     return stats
 
 
@@ -83,12 +94,16 @@ def load_trajectories(
         )
     states, actions = robot_columns(dataset, robot)
     found = read_outcomes(dataset, outcomes or OutcomeConfig())
+    prompts = [task or robot.default_prompt or "" for task in dataset.rows.tasks]
+    speechless = np.flatnonzero(~np.array([bool(prompt) for prompt in prompts], bool)[dataset.rows.task_of_row])
+    if model.max_token_len and len(speechless):
+        raise DataError(
+            f"{dataset.name}: {_place(dataset, int(speechless[0]))} has no task to tell the model: give the robot a "
+            "default_prompt."
+        )
     height, width = model.image_resolution
     config = frame_cache or FrameCacheConfig(height, width)
     frames = open_frames(dataset, list(robot.cameras.values()), config, progress=progress) if robot.cameras else {}
-    prompts = [task or robot.default_prompt or "" for task in dataset.rows.tasks]
-    if model.max_token_len and not all(prompts):
-        raise DataError(f"{dataset.name} has episodes without a task: give the robot a default_prompt.")
     return Trajectories(
         states=states,
         actions=actions,
@@ -108,7 +123,7 @@ class Selection:
     """Which frames are sampled, and how often. Filters first: what they leave out has no weight.
 
     `tasks`: only these task strings. `success`: only successes (True) or failures (False). `episodes`: only these
-    episode numbers. Weights multiply: of the outcome, and of the task.
+    episode numbers. Weights multiply: of the outcome (1 where it is not known), and of the task.
     """
 
     tasks: tuple[str, ...] | None = None
@@ -129,10 +144,10 @@ class Selection:
         of_task = np.array([self.task_weights.get(text, 1.0) for text in texts])
         if self.tasks is not None:
             of_task *= [text in self.tasks for text in texts]
-        succeeded = outcomes.success == 1
-        of_episode = np.where(succeeded, self.success_weight, self.failure_weight)
+        success = outcomes.success
+        of_episode = np.select([success == 1, success == 0], [self.success_weight, self.failure_weight], 1.0)
         if self.success is not None:
-            of_episode = of_episode * (succeeded == self.success)
+            of_episode = of_episode * (success == int(self.success))
         if self.episodes is not None:
             of_episode = of_episode * np.isin(dataset.episode_ids, self.episodes)
         weights = np.repeat(of_episode, dataset.lengths) * of_task[dataset.rows.task_of_row]

@@ -4,9 +4,9 @@ from typing import Any
 
 import numpy as np
 
-from pirl.data.dataset import Dataset
+from pirl.data.lerobot.dataset import Dataset
+from pirl.data.lerobot.video import VideoIndex
 from pirl.data.outcomes import OutcomeConfig, try_outcomes
-from pirl.data.video import VideoIndex
 
 
 def summarize(dataset: Dataset, config: OutcomeConfig) -> dict[str, Any]:

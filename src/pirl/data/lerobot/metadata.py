@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pirl.data.layout import Info, resolve_inside
+from pirl.data.lerobot.layout import Info, resolve_inside
 from pirl.data.problems import Problem
 
 

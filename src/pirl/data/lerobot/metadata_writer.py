@@ -12,9 +12,9 @@ import pyarrow as pa
 import pyarrow.dataset
 import pyarrow.parquet as pq
 
-from pirl.data.columns import to_numpy
-from pirl.data.episode_stats import QUANTILES, STATISTICS, Stats, combine, quantiles
-from pirl.data.episode_table import CAMERAS, Features, parquet_bytes
+from pirl.data.lerobot.columns import to_numpy
+from pirl.data.lerobot.episode_stats import QUANTILES, STATISTICS, Stats, combine, quantiles
+from pirl.data.lerobot.episode_table import CAMERAS, Features, parquet_bytes
 from pirl.errors import DataError
 from pirl.files import write_file
 

@@ -21,9 +21,10 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
-from pirl.data.file_digests import file_digests
-from pirl.data.frame_entries import entry_directory, frames_directory, locked
-from pirl.data.frame_store import (
+from pirl.data.frames.digests import file_digests
+from pirl.data.frames.entries import entry_directory, frames_directory, locked
+from pirl.data.frames.reader import Frames
+from pirl.data.frames.store import (
     ABOUT_FILE,
     FORMAT_VERSION,
     Compression,
@@ -33,7 +34,6 @@ from pirl.data.frame_store import (
     recorded_episodes,
     writing,
 )
-from pirl.data.frames import Frames
 from pirl.data.images import resize_with_pad
 from pirl.errors import ConfigError, DataError
 
@@ -60,7 +60,10 @@ class FrameSource(Protocol):
         """The frames of one episode, named by its position 0 … E-1, in order; called from several threads."""
 
     def source_files(self, camera: str) -> Sequence[Path]:
-        """Every file that decides what `decode` yields for this camera, in an order that moving the dataset keeps."""
+        """The files that frames of this camera come from, in an order that moving the dataset keeps."""
+
+    def places(self, camera: str) -> Sequence[tuple[int, ...]]:
+        """Where in these files each episode lies, as numbers: read differently, the same files give other frames."""
 
 
 @dataclass(frozen=True)
@@ -135,6 +138,7 @@ def _entry(source: FrameSource, camera: str, config: FrameCacheConfig) -> _Entry
         "format": FORMAT_VERSION,
         "camera": camera,
         "files": file_digests(source.source_files(camera), directory / DIGESTS_FILE),
+        "places": [list(place) for place in source.places(camera)],
         "lengths": layout.lengths.tolist(),
         "size": [layout.height, layout.width],
         "compression": layout.compression,

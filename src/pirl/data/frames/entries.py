@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from pirl.data.frame_store import ABOUT_FILE, FRAMES_FILE, read_about, writing
+from pirl.data.frames.store import ABOUT_FILE, FRAMES_FILE, read_about, writing
 from pirl.errors import DataError
 from pirl.files import cache_directory
 

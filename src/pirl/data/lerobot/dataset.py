@@ -13,14 +13,14 @@ import numpy as np
 import PIL.Image
 from jaxtyping import Int64, UInt8
 
-from pirl.data.columns import ColumnError, ParquetDamageError, read_cells, read_table, to_numpy
-from pirl.data.hub import locate
-from pirl.data.layout import Info, read_info, resolve_inside
-from pirl.data.metadata import Listing, read_listing
+from pirl.data.lerobot.columns import ColumnError, ParquetDamageError, read_cells, read_table, to_numpy
+from pirl.data.lerobot.hub import locate
+from pirl.data.lerobot.layout import Info, read_info, resolve_inside
+from pirl.data.lerobot.metadata import Listing, read_listing
+from pirl.data.lerobot.rows import Rows, read_rows
+from pirl.data.lerobot.segments import Segment, find_segments
+from pirl.data.lerobot.video import decode_frames
 from pirl.data.problems import BrokenDatasetError, Problem
-from pirl.data.rows import Rows, read_rows
-from pirl.data.segments import Segment, find_segments
-from pirl.data.video import decode_frames
 from pirl.errors import DataError
 
 logger = logging.getLogger(__name__)
@@ -146,6 +146,15 @@ class Dataset:
         if problem_list := [problem for problem in problems if problem.severity == "problem"]:
             raise BrokenDatasetError(self.name, problem_list)
         return sorted({segment.video.path for segment in segments if segment is not None})
+
+    def places(self, camera: str) -> list[tuple[int, ...]]:
+        """Where in these files each episode lies: file and first frame, or file and rows."""
+        if self._in_parquet(camera):
+            episodes = range(len(self.episode_ids))
+            return [(file, *rows.tolist()) for episode in episodes for file, rows in self.rows.places(episode)]
+        numbers = {path: number for number, path in enumerate(self.source_files(camera))}
+        found = [segment for segment in self.segments(camera)[0] if segment is not None]
+        return [(numbers[segment.video.path], segment.first) for segment in found]
 
     def segments(self, camera: str) -> tuple[list[Segment | None], list[Problem]]:
         """Where each episode's frames are in the video files, and what is wrong there."""

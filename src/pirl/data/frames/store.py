@@ -23,7 +23,7 @@ import numpy as np
 from jaxtyping import Int64, UInt8
 from PIL import Image
 
-from pirl.data.frames import EncodedFrames, Frames, PlainFrames
+from pirl.data.frames.reader import EncodedFrames, Frames, PlainFrames
 from pirl.errors import DataError
 from pirl.files import write_file
 

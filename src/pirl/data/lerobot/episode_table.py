@@ -11,8 +11,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from PIL import Image
 
-from pirl.data.layout import DEFAULT_COLUMNS
-from pirl.data.video_writer import CODEC_NAMES, SMALLEST_SIDE, Codec
+from pirl.data.lerobot.layout import DEFAULT_COLUMNS
+from pirl.data.lerobot.video_writer import CODEC_NAMES, SMALLEST_SIDE, Codec
 from pirl.errors import DataError
 
 Features = dict[str, dict[str, Any]]

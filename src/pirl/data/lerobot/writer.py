@@ -9,11 +9,11 @@ from typing import Any, Literal
 import numpy as np
 import pyarrow as pa
 
-from pirl.data.episode_stats import column_stats, image_stats
-from pirl.data.episode_table import CAMERAS, check_columns, declare_features, episode_parquet
-from pirl.data.layout import INFO_FILE
-from pirl.data.metadata_writer import EpisodeRecord, MetadataV21, MetadataV30
-from pirl.data.video_writer import Codec, encode_video
+from pirl.data.lerobot.episode_stats import column_stats, image_stats
+from pirl.data.lerobot.episode_table import CAMERAS, check_columns, declare_features, episode_parquet
+from pirl.data.lerobot.layout import INFO_FILE
+from pirl.data.lerobot.metadata_writer import EpisodeRecord, MetadataV21, MetadataV30
+from pirl.data.lerobot.video_writer import Codec, encode_video
 from pirl.errors import DataError
 from pirl.files import write_file
 

@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Bool, Int64
 
-from pirl.data.columns import ColumnError, ParquetDamageError, read_table, to_numpy
-from pirl.data.layout import DEFAULT_COLUMNS, Info, fill, glob_pattern, resolve_inside
-from pirl.data.metadata import Listing
+from pirl.data.lerobot.columns import ColumnError, ParquetDamageError, read_table, to_numpy
+from pirl.data.lerobot.layout import DEFAULT_COLUMNS, Info, fill, glob_pattern, resolve_inside
+from pirl.data.lerobot.metadata import Listing
 from pirl.data.problems import Problem
 
 

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import numpy as np
 
-from pirl.data.layout import Info, fill, resolve_inside
-from pirl.data.metadata import Listing
+from pirl.data.lerobot.layout import Info, fill, resolve_inside
+from pirl.data.lerobot.metadata import Listing
+from pirl.data.lerobot.rows import Rows
+from pirl.data.lerobot.video import VideoIndex, index_video
 from pirl.data.problems import Problem
-from pirl.data.rows import Rows
-from pirl.data.video import VideoIndex, index_video
 from pirl.errors import DataError
 
 

@@ -1,0 +1,1 @@
+"""The LeRobot dataset format: read with suspicion, written with care."""
