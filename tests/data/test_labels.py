@@ -23,7 +23,7 @@ some_labels = st.builds(
     length=st.none() | st.integers(1, 10_000),
 ).filter(lambda label: any(getattr(label, field) is not None for field in FIELDS))
 label_tables = st.lists(some_labels, max_size=8).map(lambda labels: {label.episode: label for label in labels})
-reusing_tmp_path = settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+reusing_tmp_path = settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 def hashes(root):

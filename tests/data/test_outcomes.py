@@ -212,7 +212,7 @@ def test_columns_are_chosen_by_name(tmp_path):
     assert outcomes.success.tolist() == [0, 1]
 
 
-@settings(deadline=None, max_examples=25)
+@settings(deadline=None, max_examples=12)
 @given(
     rewards=st.lists(st.lists(st.integers(0, 1), min_size=1, max_size=6), min_size=1, max_size=4),
     costs=st.booleans(),

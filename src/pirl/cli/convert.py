@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
+from pirl.cli.console import facts, show
 from pirl.errors import UserError
 
 # JAX and Orbax take seconds to import; `--help` and a typo should not wait for them.
@@ -83,42 +84,35 @@ class Convert:
     # --- inspect -------------------------------------------------------------------------------------------------
 
     def _inspect(self, checkpoint: "Checkpoint") -> int:
-        from rich.console import Console
         from rich.table import Table
 
         summary = _summary(checkpoint)
         if self.json:
             print(json.dumps(summary, indent=2))
             return 0
-        console = Console(width=None if Console().is_terminal else 160, highlight=False, markup=False, emoji=False)
         table = Table("parameter", "shape", "dtype", "count", box=None, pad_edge=False)
         for column in table.columns[1:]:
             column.justify = "right"
         for path, leaf in checkpoint.leaves.items():
             table.add_row(path, "×".join(map(str, leaf.shape)), str(leaf.dtype), f"{leaf.size:,}")
-        facts = Table(show_header=False, box=None, pad_edge=False)
-        facts.add_row("checkpoint", summary["directory"])
-        facts.add_row("key style", summary["style"])
-        facts.add_row(
-            "parameters", f"{summary['parameters']:,} in {summary['leaves']} arrays, {_gib(summary['bytes'])}"
-        )
-        for group, count in summary["groups"].items():
-            facts.add_row(f"  {group}", f"{count:,}")
-        facts.add_row("dtypes", ", ".join(f"{name}: {count:,}" for name, count in summary["dtypes"].items()))
-        facts.add_row("LoRA", "yes" if summary["lora"] else "no")
-        facts.add_row("describes itself", "yes (pirl.json)" if summary["described"] else "no")
-        facts.add_row("fits presets", ", ".join(summary["presets"]) or "none")
+        rows = [
+            ("checkpoint", summary["directory"]),
+            ("key style", summary["style"]),
+            ("parameters", f"{summary['parameters']:,} in {summary['leaves']} arrays, {_gib(summary['bytes'])}"),
+            *((f"  {group}", f"{count:,}") for group, count in summary["groups"].items()),
+            ("dtypes", ", ".join(f"{name}: {count:,}" for name, count in summary["dtypes"].items())),
+            ("LoRA", "yes" if summary["lora"] else "no"),
+            ("describes itself", "yes (pirl.json)" if summary["described"] else "no"),
+            ("fits presets", ", ".join(summary["presets"]) or "none"),
+        ]
         for asset_id, widths in summary["norm_stats"].items():
-            facts.add_row(
-                "statistics", f"{asset_id}: " + ", ".join(f"{name} [{dims}]" for name, dims in widths.items())
+            rows.append(
+                ("statistics", f"{asset_id}: " + ", ".join(f"{name} [{dims}]" for name, dims in widths.items()))
             )
         if not summary["norm_stats"]:
-            facts.add_row("statistics", "none")
-        facts.add_row("items", ", ".join(summary["items"]))
-        # Printed by print: a reader that stops reading (head) is then handled in one place for all commands.
-        with console.capture() as text:
-            console.print(table, "", facts, sep="\n")
-        print(text.get(), end="")
+            rows.append(("statistics", "none"))
+        rows.append(("items", ", ".join(summary["items"])))
+        show(table, "", facts(rows))
         return 0
 
     # --- convert -------------------------------------------------------------------------------------------------
