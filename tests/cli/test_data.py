@@ -7,8 +7,8 @@ import json
 import numpy as np
 import pytest
 
-from datasets import build
 from pirl.cli.main import main
+from sample_datasets import build
 
 
 @pytest.fixture

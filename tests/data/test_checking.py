@@ -7,11 +7,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from datasets import BROKEN, VALID, build, fuzz_info, info_of
 from pirl.data.checking import check_dataset
 from pirl.data.lerobot.dataset import open_dataset
 from pirl.data.outcomes import OutcomeConfig
 from pirl.errors import DataError
+from sample_datasets import BROKEN, VALID, build, fuzz_info, info_of
 
 
 def snapshot(directory):

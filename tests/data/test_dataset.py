@@ -6,9 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from datasets import VALID, read_bars
 from pirl.data.checking import check_dataset
 from pirl.data.lerobot.dataset import open_dataset
+from sample_datasets import VALID, read_bars
 
 GOLDEN = Path(__file__).resolve().parents[2].parent / "shared" / "golden_data"
 RECORDED = sorted(path.parent.name for path in GOLDEN.glob("*/expected.npz"))

@@ -19,8 +19,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pirl.data.frames import digests as digests_module
 from pirl.data.frames import cache as cache_module
+from pirl.data.frames import digests as digests_module
 from pirl.data.frames.cache import FrameCacheConfig, open_frames
 from pirl.data.frames.digests import file_digests
 from pirl.data.frames.entries import delete_frame_cache, list_frame_caches, locked

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from datasets import build
 from pirl.data import Label, merge_labels, open_dataset, parse_episodes, read_csv, read_labels, write_labels
 from pirl.errors import DataError
+from sample_datasets import build
 
 SIDECAR = "meta/pirl_labels.jsonl"
 FIELDS = ("success", "reward", "truncated")

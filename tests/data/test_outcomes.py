@@ -8,7 +8,6 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from datasets import build, edit_column, edit_episodes, edit_table, set_episode
 from pirl.data import (
     BrokenDatasetError,
     Label,
@@ -20,6 +19,7 @@ from pirl.data import (
     write_labels,
 )
 from pirl.errors import ConfigError, DataError
+from sample_datasets import build, edit_column, edit_episodes, edit_table, set_episode
 
 REWARDS = ("sparse", "step_penalty", "raw")
 

@@ -7,7 +7,6 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from datasets import build, edit_column, edit_data, edit_info, read_bars, set_episode, write_jsonl
 from pirl.data import (
     AnchorStream,
     ChunkSampler,
@@ -31,6 +30,7 @@ from pirl.data import (
 )
 from pirl.errors import ConfigError, DataError
 from pirl.models import Tokenizer, get_model_config
+from sample_datasets import build, edit_column, edit_data, edit_info, read_bars, set_episode, write_jsonl
 
 TINY = get_model_config("tiny")
 HIGH, WRIST = "observation.images.cam_high", "observation.images.cam_left_wrist"

@@ -1,0 +1,33 @@
+"""Small LeRobot datasets for tests, written without pirl: sound ones, odd ones, and every kind of damage."""
+
+from sample_datasets.broken_info import fuzz_info
+from sample_datasets.broken_rows import BROKEN
+from sample_datasets.build import (
+    build,
+    edit_column,
+    edit_data,
+    edit_episodes,
+    edit_info,
+    edit_table,
+    info_of,
+    read_bars,
+    set_episode,
+    write_jsonl,
+)
+from sample_datasets.odd import VALID
+
+__all__ = [
+    "BROKEN",
+    "VALID",
+    "build",
+    "edit_column",
+    "edit_data",
+    "edit_episodes",
+    "edit_info",
+    "edit_table",
+    "fuzz_info",
+    "info_of",
+    "read_bars",
+    "set_episode",
+    "write_jsonl",
+]
