@@ -19,8 +19,8 @@ $(READY): pyproject.toml constraints.txt
 	@touch $@
 
 demo: $(READY)  ## (not there yet) collect data, train BC, train RL, compare
-	@echo "make demo is not there yet. It needs the data layer, the embedded environment and the ACRLPD agent;" >&2
-	@echo "what works today is the policy and its checkpoints: see the status in README.md." >&2
+	@echo "make demo is not there yet. It needs the embedded environment and the ACRLPD agent;" >&2
+	@echo "what works today is the policy, its checkpoints and the data: see the status in README.md." >&2
 	@exit 1
 
 test: $(READY)  ## all tests but the slow ones

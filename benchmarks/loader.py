@@ -18,6 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 
 from pirl.data import (
@@ -28,6 +29,7 @@ from pirl.data import (
     DatasetSource,
     DatasetWriter,
     FrameCacheConfig,
+    Loader,
     PolicyIO,
     Robot,
     Trajectories,
@@ -119,16 +121,16 @@ def sampler(trajectories: Trajectories, io: PolicyIO, horizon: int, pool: int | 
 
 
 def sample_milliseconds(trajectories: Trajectories, io: PolicyIO, horizon: int, batch_size: int = 64) -> float:
-    """CPU time of a sample, all threads together; the files are in the page cache, as during training."""
-    batches = sampler(trajectories, io, horizon, None, batch_size)
-    for _ in range(len(trajectories.rewards) // batch_size):
-        next(batches)
+    """CPU time of a sample on the device, all threads together; the files are in the page cache, as in training."""
     rounds = []
-    for _ in range(5):
-        start = time.process_time()
-        for _ in range(10):
+    with Loader(sampler(trajectories, io, horizon, None, batch_size), prefetch=0) as batches:
+        for _ in range(len(trajectories.rewards) // batch_size):
             next(batches)
-        rounds.append(1000 * (time.process_time() - start) / (10 * batch_size))
+        for _ in range(5):
+            start = time.process_time()
+            for _ in range(10):
+                jax.block_until_ready(next(batches))
+            rounds.append(1000 * (time.process_time() - start) / (10 * batch_size))
     return float(np.median(rounds))
 
 

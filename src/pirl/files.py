@@ -1,8 +1,12 @@
 """Files that appear whole or not at all, and where pirl keeps what it can compute again."""
 
+import contextlib
 import os
 import secrets
+from collections.abc import Iterator
 from pathlib import Path
+
+from pirl.errors import DataError
 
 
 def write_file(path: Path, content: bytes | str) -> None:
@@ -14,6 +18,15 @@ def write_file(path: Path, content: bytes | str) -> None:
         os.replace(partial, path)
     finally:
         partial.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def writing(what: str, directory: Path, advice: str) -> Iterator[None]:
+    """Say what could not be written, where, and what to do about it."""
+    try:
+        yield
+    except OSError as error:
+        raise DataError(f"{what} cannot be written in {directory}: {error.strerror or error}. {advice}") from error
 
 
 def cache_directory() -> Path:

@@ -73,8 +73,8 @@ def make_episode(number, length=4, *, size=SIZE, **changes):
     )
 
 
-def cut(buffer, step, count=6, share=slice(None)):
-    return buffer.cut(step, step * count, count, share, SHAPE)
+def cut(buffer, step, count=6):
+    return buffer.cut(step * count, count, SHAPE)
 
 
 def assert_same(first, second):
@@ -122,7 +122,7 @@ def test_a_buffer_cuts_as_a_dataset_does(source, horizon, extra, step):
     for episode in as_episodes(source):
         buffer.add(episode)
     shape = ChunkShape(horizon, horizon + extra)
-    batch = buffer.cut(step, 0, 20, slice(None), shape)
+    batch = buffer.cut(step, 20, shape)
     # Random states name their rows.
     rows = [int(np.flatnonzero((source.states == state[:3]).all(axis=1))[0]) for state in batch.observations.state]
     assert_same(batch, cut_chunks(source, np.array(rows), shape, trajectories.IO))
@@ -138,7 +138,7 @@ def test_pictures_and_prompts_are_those_of_the_frames(tmp_path, kind):
     buffer = open_buffer(kind, tmp_path)
     for episode in as_episodes(source, images):
         buffer.add(episode)
-    batch = cut(buffer, 0, 40)
+    batch = cut(buffer, 0, 150)
 
     class Whole:
         def __init__(self, pictures):
@@ -154,7 +154,7 @@ def test_all_frames_are_drawn_alike(tmp_path):
     buffer = ReplayBuffer(1000, trajectories.IO)
     for episode in as_episodes(trajectories.build([1, 9, 40])):
         buffer.add(episode)
-    draws = np.concatenate([buffer.cut(step, 0, 500, slice(None), SHAPE).observations.state for step in range(20)])
+    draws = np.concatenate([buffer.cut(500 * step, 500, SHAPE).observations.state for step in range(20)])
     counts = np.unique(draws, axis=0, return_counts=True)[1]
     assert len(counts) == 50
     # Each is binomial(10000, 1/50), with a standard deviation of 14.
@@ -169,7 +169,7 @@ def test_a_step_always_gives_the_same_samples_and_shares_make_up_the_batch(tmp_p
     for step in range(3):
         assert_same(cut(one, step), cut(same, step))
         whole = cut(one, step, 8)
-        shares = [cut(one, step, 8, share) for share in (slice(0, 3), slice(3, 8))]
+        shares = [one.cut(8 * step, 3, SHAPE), one.cut(8 * step + 3, 5, SHAPE)]
         assert_same(whole, jax.tree.map(lambda *parts: np.concatenate(parts), *shares))
     states = [cut(buffer, step).observations.state.tolist() for buffer, step in ((one, 0), (one, 1), (other, 0))]
     assert states[0] != states[1]

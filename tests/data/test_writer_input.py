@@ -117,3 +117,21 @@ def test_timestamps_stay_within_lerobots_tolerance_up_to_the_longest_episode(tmp
     assert np.abs(times - np.arange(longest) / fps).max() <= 1e-4
     with pytest.raises(DataError, match="split the episode"):
         writer.write_episode({"x": np.zeros(longest + 1, bool)}, task="")
+
+
+@pytest.mark.parametrize("version", ["v2.1", "v3.0"])
+def test_a_full_disk_is_named_and_the_episodes_before_are_safe(tmp_path: Path, version: Any, monkeypatch: Any) -> None:
+    declared = {"x": {"dtype": "float32", "shape": (1,)}}
+    writer = DatasetWriter(tmp_path, fps=10, features=declared, version=version)
+    writer.write_episode({"x": np.ones(4)}, task="")
+
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("pirl.data.lerobot.writer.write_file", full)
+        patch.setattr("pirl.data.lerobot.metadata_writer.write_file", full)
+        with pytest.raises(DataError, match="episode 1 cannot be written.*No space left"):
+            writer.write_episode({"x": np.ones(4)}, task="")
+    with DatasetWriter(tmp_path, fps=10, features=declared, version=version, resume=True) as resumed:
+        assert resumed.write_episode({"x": np.ones(4)}, task="") == 1

@@ -13,7 +13,8 @@ from pirl.data.outcomes import OutcomeConfig, Outcomes, read_outcomes
 from pirl.data.policy_io import PolicyIO
 from pirl.data.prepare import Selection, dataset_norm_stats, load_trajectories
 from pirl.data.problems import BrokenDatasetError, Problem
-from pirl.data.replay import Episode, ReplayBuffer
+from pirl.data.replay import ReplayBuffer
+from pirl.data.replay_episodes import Episode
 from pirl.data.robots import Robot, get_robot, list_robots, load_robot
 from pirl.data.sampler import AnchorStream, ChunkSampler, DatasetSource
 from pirl.data.statistics import compute_norm_stats, degenerate_dimensions

@@ -14,7 +14,8 @@ from pirl.data.sampler import ChunkSampler
 class Loader:
     """An endless iterator over a sampler's batches, on device and sharded; `prefetch=0` prepares them on demand.
 
-    `state()` belongs to the batch that comes next, whatever has been prepared ahead of it.
+    A batch prepared ahead does not see what is added to a replay buffer meanwhile: with one, use `prefetch=0` where a
+    run has to repeat exactly. `state()` belongs to the batch that comes next, whatever has been prepared ahead of it.
     """
 
     def __init__(self, sampler: ChunkSampler, *, sharding: jax.sharding.Sharding | None = None, prefetch: int = 2):
@@ -33,14 +34,22 @@ class Loader:
     def __next__(self) -> ChunkBatch:
         if self._stopped.is_set():
             raise StopIteration
-        item = self._ready.get() if self._thread is not None else self._prepare(self._next_step)
+        item = self._wait() if self._thread is not None else self._prepare(self._next_step)
         if isinstance(item, BaseException):
             self.close()
             raise item
         self._next_step += 1
         return item
 
-    def state(self) -> dict[str, int]:
+    def _wait(self) -> Any:
+        while True:
+            try:
+                return self._ready.get(timeout=1.0)
+            except queue.Empty:
+                if self._stopped.is_set():
+                    raise StopIteration from None
+
+    def state(self) -> dict[str, Any]:
         """The sampler's state as of the next batch."""
         return {**self._sampler.state(), "step": self._next_step}
 
@@ -61,7 +70,8 @@ class Loader:
     def _prepare(self, step: int) -> ChunkBatch:
         batch = self._sampler.batch(step)
         if self._sharding is None:
-            return jax.tree.map(jax.numpy.asarray, batch)
+            # Without a copy where the device is the host's memory: the arrays are fresh, and nobody else has them.
+            return jax.device_put(batch)
         return jax.tree.map(lambda x: jax.make_array_from_process_local_data(self._sharding, x), batch)
 
     def _work(self) -> None:

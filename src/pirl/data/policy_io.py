@@ -78,6 +78,12 @@ class PolicyIO:
             data["tokenized_prompt"], data["tokenized_prompt_mask"] = tokens
         return Observation.from_dict(data, self.config)
 
+    def check_prompts(self, prompts: Sequence[str], state_dim: int) -> None:
+        """Raise if a prompt does not fit the model, as it might otherwise only hours into a run."""
+        if self._tokenizer is not None and self.config.max_token_len and prompts:
+            # Where the prompt spells the state, three digits for each number are the most it takes.
+            self._tokenize(self._tokenizer, list(prompts), np.ones((len(prompts), state_dim)))
+
     def actions(
         self, actions: Float[np.ndarray, "*batch horizon robot_dim"], state: Float[np.ndarray, "*state_batch state_dim"]
     ) -> Float32[np.ndarray, "*batch horizon action_dim"]:

@@ -103,6 +103,10 @@ def load_trajectories(
         )
     height, width = model.image_resolution
     config = frame_cache or FrameCacheConfig(height, width)
+    if (config.height, config.width) != (height, width):
+        raise ConfigError(
+            f"a frame cache of {config.height}×{config.width} pixels does not fit a model that sees {height}×{width}."
+        )
     frames = open_frames(dataset, list(robot.cameras.values()), config, progress=progress) if robot.cameras else {}
     return Trajectories(
         states=states,

@@ -2,7 +2,6 @@
 
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, Protocol, runtime_checkable
 
@@ -33,11 +32,15 @@ class AnchorStream:
     ):
         if episodes_per_memory_pool is not None and episodes_per_memory_pool < 1:
             raise ConfigError(f"episodes_per_memory_pool should be at least 1; it is {episodes_per_memory_pool}.")
+        if seed < 0:
+            raise ConfigError(f"a seed cannot be negative; it is {seed}.")
         weights = np.ones(len(trajectories.rewards)) if weights is None else np.asarray(weights, np.float64)
+        if len(weights) != len(trajectories.rewards):
+            raise ConfigError(f"{len(weights)} sampling weights do not fit {len(trajectories.rewards)} rows.")
         if not np.all(np.isfinite(weights)) or np.any(weights < 0):
             raise ConfigError("sampling weights should be finite and not negative.")
-        self._seed = seed
-        self._weights = weights
+        self.seed = seed
+        self._weights = weights = weights / max(weights.max(initial=0.0), 1e-300)  # sums of them must stay finite
         rows = [np.arange(s, e) for s, e in zip(trajectories.starts, trajectories.ends, strict=True)]
         self._rows = [kept for episode in rows if len(kept := episode[weights[episode] > 0])]
         self.size = sum(map(len, self._rows))
@@ -65,7 +68,7 @@ class AnchorStream:
     def _epoch(self, epoch: int) -> tuple[Int64[np.ndarray, " size"], Int64[np.ndarray, " pools"]]:
         """The anchors of an epoch in order, and where each pool ends. The two last used are kept."""
         if epoch not in self._orders:
-            rng = np.random.default_rng([self._seed, epoch])
+            rng = np.random.default_rng([self.seed, epoch])
             dealt = [self._rows[episode] for episode in rng.permutation(len(self._rows))]
             pools = [np.concatenate(dealt[i : i + self._pool_size]) for i in range(0, len(dealt), self._pool_size)]
             order = [rng.permutation(pool) for pool in pools] if self._uniform else self._draw(rng, pools)
@@ -91,37 +94,45 @@ class AnchorStream:
 class Source(Protocol):
     """Something to draw chunks from."""
 
-    def cut(self, step: int, position: int, count: int, share: slice, shape: ChunkShape) -> ChunkBatch:
-        """The share of the `count` samples that this source gives to a step, after `position` samples in all."""
+    def cut(self, position: int, count: int, shape: ChunkShape) -> ChunkBatch:
+        """The samples number position, …, position + count - 1 that this source gives."""
+        ...
+
+    def identity(self) -> list[int]:
+        """Numbers that differ where the samples would come in another order."""
         ...
 
 
-@dataclass(frozen=True)
 class DatasetSource:
     """Chunks of a fixed dataset, in the order of its stream."""
 
-    trajectories: Trajectories
-    stream: AnchorStream
-    policy_io: PolicyIO
+    def __init__(self, trajectories: Trajectories, stream: AnchorStream, policy_io: PolicyIO):
+        self.trajectories, self.stream, self.policy_io = trajectories, stream, policy_io
+        policy_io.check_prompts(trajectories.prompts, trajectories.states.shape[1])
+        self._pool: tuple[int, int] | None = None
 
-    def cut(self, step: int, position: int, count: int, share: slice, shape: ChunkShape) -> ChunkBatch:
+    def cut(self, position: int, count: int, shape: ChunkShape) -> ChunkBatch:
         """The next samples of the stream."""
-        anchors = self.stream.take(position, count)[share]
-        batch = cut_chunks(self.trajectories, anchors, shape, self.policy_io)
-        if count and self.stream.pool_at(position) != self.stream.pool_at(position + count):
+        pool = self.stream.pool_at(position)
+        if self._pool not in (None, pool):
             # The pool is used up: let go of its pages.
             for frames in self.trajectories.frames.values():
                 release = getattr(frames, "release", None)
                 if release is not None:
                     release()
-        return batch
+        self._pool = pool
+        return cut_chunks(self.trajectories, self.stream.take(position, count), shape, self.policy_io)
+
+    def identity(self) -> list[int]:
+        """The seed of its order and the number of its anchors."""
+        return [self.stream.seed, self.stream.size]
 
 
 class ChunkSampler:
     """Batches from one or several sources mixed by ratio; the batch of a step depends on nothing but the step.
 
-    With several processes each gets its own share of the global batch, and all shares together are the same batch
-    whatever their number.
+    With several processes each gets a share of the global batch in which all sources have their part, and the shares
+    together hold the same samples whatever their number.
     """
 
     def __init__(
@@ -137,47 +148,67 @@ class ChunkSampler:
         ratios = [1.0] * len(sources) if ratios is None else list(ratios)
         if not sources or len(ratios) != len(sources) or min(ratios) < 0 or not 0 < sum(ratios) < float("inf"):
             raise ConfigError(f"{len(sources)} sources need as many ratios, not negative and not all 0; got {ratios}.")
+        if not 0 <= process_index < process_count:
+            raise ConfigError(f"process {process_index} is not one of {process_count}.")
         if batch_size < 1 or batch_size % process_count:
             raise ConfigError(
                 f"the batch size should be a multiple of the number of processes ({process_count}); it is {batch_size}."
             )
-        exact = [Fraction(ratio).limit_denominator(1_000_000) for ratio in ratios]
-        total = sum(exact)
-        self._bounds = [sum(exact[:i], Fraction(0)) / total for i in range(len(exact) + 1)]
+        total = sum(ratios)
+        # 0.3 means three tenths, not the nearest binary number.
+        self._ratios = [Fraction(ratio / total).limit_denominator(1_000_000) for ratio in ratios]
+        if any(exact == 0 < ratio for exact, ratio in zip(self._ratios, ratios, strict=True)):
+            raise ConfigError(f"a ratio below a millionth of the others would never be drawn; got {ratios}.")
         self._sources, self._shape = list(sources), shape
         self.batch_size = batch_size
-        local = batch_size // process_count
-        self._mine = range(process_index * local, (process_index + 1) * local)
+        self._process_index, self._local_size = process_index, batch_size // process_count
         self.step = 0
 
     def batch(self, step: int) -> ChunkBatch:
         """This process's share of the batch of a step."""
-        parts, offset = [], 0
-        for source, low, high in zip(self._sources, self._bounds, self._bounds[1:], strict=False):
-            position, after = (
-                int(when * self.batch_size * high) - int(when * self.batch_size * low) for when in (step, step + 1)
-            )
-            count = after - position
-            share = slice(max(self._mine.start - offset, 0), max(min(self._mine.stop - offset, count), 0))
-            if share.start < share.stop:
-                parts.append(source.cut(step, position, count, share, self._shape))
-            offset += count
+        first = step * self.batch_size + self._process_index * self._local_size
+        before, after = self._positions(first), self._positions(first + self._local_size)
+        parts = [
+            source.cut(position, end - position, self._shape)
+            for source, position, end in zip(self._sources, before, after, strict=True)
+            if end > position
+        ]
         return parts[0] if len(parts) == 1 else jax.tree.map(lambda *leaves: np.concatenate(leaves), *parts)
+
+    def _positions(self, samples: int) -> list[int]:
+        """How many of so many samples have come from each source.
+
+        Each source takes its part of what those before it left, rounded down: no count ever goes down, and together
+        they are exactly all samples.
+        """
+        positions, left = [], sum(self._ratios)
+        for ratio in self._ratios:
+            positions.append(int(samples * ratio / left) if left else 0)
+            samples, left = samples - positions[-1], left - ratio
+        return positions
 
     def __next__(self) -> ChunkBatch:
         batch = self.batch(self.step)
         self.step += 1
         return batch
 
-    def state(self) -> dict[str, int]:
+    def state(self) -> dict[str, Any]:
         """All that is needed to go on from here."""
-        return {"step": self.step, "batch_size": self.batch_size}
+        return {"step": self.step, **self._identity()}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go on from a saved state."""
-        if state["batch_size"] != self.batch_size:
-            raise ConfigError(
-                f"the sampler was saved with a batch size of {state['batch_size']} and cannot go on with "
-                f"{self.batch_size}: its samples would come in another order."
-            )
+        for key, now in self._identity().items():
+            if state.get(key) != now:
+                raise ConfigError(
+                    f"the sampler was saved with {key} = {state.get(key)} and cannot go on with {now}: its samples would "
+                    "come in another order."
+                )
         self.step = int(state["step"])
+
+    def _identity(self) -> dict[str, Any]:
+        sources = [[ratio.numerator, ratio.denominator] for ratio in self._ratios]
+        return {
+            "batch_size": self.batch_size,
+            "sources": [numbers + source.identity() for numbers, source in zip(sources, self._sources, strict=True)],
+        }

@@ -10,6 +10,7 @@ import numpy as np
 from jaxtyping import Float64
 
 from pirl.errors import CheckpointError
+from pirl.files import write_file
 
 FILE_NAME = "norm_stats.json"
 
@@ -70,5 +71,4 @@ def read_norm_stats(file: Path) -> dict[str, NormStats]:
 
 def write_norm_stats(file: Path, stats: Mapping[str, NormStats]) -> None:
     """Write the file as OpenPI lays it out."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(json.dumps({"norm_stats": {name: entry.to_json() for name, entry in stats.items()}}, indent=2))
+    write_file(file, json.dumps({"norm_stats": {name: entry.to_json() for name, entry in stats.items()}}, indent=2))

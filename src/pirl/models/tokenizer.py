@@ -121,6 +121,9 @@ class Tokenizer:
         return self._sentencepiece.encode(text, add_bos=bos)
 
 
+_STATE_BINS = np.linspace(-1, 1, 256 + 1)[:-1]
+
+
 def discretize_state(state: Float[np.ndarray, " dims"]) -> Int[np.ndarray, " dims"]:
     """Bins 0..255 over [-1, 1); below it -1, above it 255."""
-    return np.digitize(state, bins=np.linspace(-1, 1, 256 + 1)[:-1]) - 1
+    return np.digitize(state, bins=_STATE_BINS) - 1

@@ -26,6 +26,7 @@ from PIL import Image
 from pirl.data.frames.reader import EncodedFrames, Frames, PlainFrames
 from pirl.errors import DataError
 from pirl.files import write_file
+from pirl.files import writing as writing_into
 
 Compression = Literal["none", "png", "jpeg"]
 FRAMES_FILE, INDEX_FILE, FINISHED_FILE, ABOUT_FILE = "frames.bin", "index.bin", "finished.txt", "about.json"
@@ -66,16 +67,9 @@ class StoreLayout:
         return np.cumsum(self.lengths) - self.lengths
 
 
-@contextlib.contextmanager
-def writing(directory: Path) -> Iterator[None]:
-    """Say which directory could not be written, and what to do about it."""
-    try:
-        yield
-    except OSError as error:
-        raise DataError(
-            f"the frame cache cannot be written in {directory}: {error.strerror or error}. "
-            "Set PIRL_CACHE to a directory that can be written and has room."
-        ) from error
+def writing(directory: Path) -> contextlib.AbstractContextManager[None]:
+    """Around whatever writes into the cache."""
+    return writing_into("the frame cache", directory, "Set PIRL_CACHE to a directory that can be written and has room.")
 
 
 def open_store(directory: Path, layout: StoreLayout, workers: int) -> Frames | None:

@@ -1,5 +1,6 @@
 """Writes LeRobot datasets, formats v2.1 and v3.0, of which a killed writer leaves every episode it had finished."""
 
+import contextlib
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -93,6 +94,13 @@ class DatasetWriter:
         self._check_undisturbed()
         try:
             self._commit(episode, tasks, data, videos)
+        except OSError as error:
+            with contextlib.suppress(DataError, OSError):  # on a full disk this may fail as well; resuming does it then
+                self._roll_back()
+            raise DataError(
+                f"episode {episode.index} cannot be written to {self.root}: {error.strerror or error}. The episodes "
+                "before it are safe; make room, and resume."
+            ) from error
         except BaseException:  # also when interrupted from the keyboard: the writer may be used again
             self._roll_back()
             raise

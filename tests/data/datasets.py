@@ -1,1 +1,0 @@
-from sample_datasets import *  # noqa: F403
