@@ -1,8 +1,12 @@
 """Checking: sound data passes, and every kind of damage is named by file, episode, column or value."""
 
+import io
 import json
 import os
 
+import numpy as np
+import PIL.Image
+import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -11,7 +15,18 @@ from pirl.data.checking import check_dataset
 from pirl.data.lerobot.dataset import open_dataset
 from pirl.data.outcomes import OutcomeConfig
 from pirl.errors import DataError
-from sample_datasets import BROKEN, VALID, build, fuzz_info, info_of
+from sample_datasets import (
+    BROKEN,
+    VALID,
+    build,
+    edit_data,
+    edit_info,
+    fuzz_info,
+    info_of,
+    set_episode,
+    write_jsonl,
+)
+from sample_datasets.build import write_video
 
 
 def snapshot(directory):
@@ -25,7 +40,7 @@ def snapshot(directory):
 # Told, but no reason not to train: the files themselves are read, and they are sound.
 READ_ALL_THE_SAME = (
     "total_episodes_too", "total_frames_other", "dtype_unknown", "dtype_object", "camera_shape_flat", "camera_shape_four",
-    "other_size", "other_image_size", "overlapping_videos",
+    "other_size", "other_image_size", "long_video_v30",
 )  # fmt: skip
 
 
@@ -67,3 +82,178 @@ def test_a_fuzzed_description_is_read_or_refused_in_words(data, tmp_path):
     except DataError as error:
         assert "cannot be read" in str(error)
     assert snapshot(tmp_path) == before
+
+
+def check(built, severity="problem"):
+    _, found = check_dataset(built.root, OutcomeConfig(unlabelled="success"))
+    return [str(entry) for entry in found if entry.severity == severity]
+
+
+def replace(built, column, values):
+    """Set a column of every file; `values` makes it from the table."""
+    edit_data(built, lambda table: table.set_column(table.column_names.index(column), column, pa.array(values(table))))
+
+
+@pytest.mark.parametrize("version", ["v2.1", "v3.0"])
+@pytest.mark.parametrize(
+    ("column", "value", "expected"),
+    [
+        ("task_index", -5, "refers to no task"),
+        ("task_index", -1, "refers to no task"),
+        ("task_index", 2**60, "refers to no task"),
+        ("timestamp", "noon", "should hold numbers"),
+        ("episode_index", float("nan"), "whole numbers"),
+        ("frame_index", 0.5, "whole numbers"),
+        ("task_index", "first", "whole numbers"),
+        ("observation.state", [1e200] * 4, "1e+200"),
+    ],
+)
+def test_numbers_that_cannot_be_are_problems(version, column, value, expected, tmp_path):
+    built = build(tmp_path / "data", version=version, cameras="none")
+    replace(built, column, lambda table: [value] * len(table))
+    replace(built, "action", lambda table: [[np.nan, 0.0, 0.0]] * len(table))
+    problems = check(built)
+    assert any(column in problem and expected in problem for problem in problems), problems
+    if expected != "whole numbers":  # with which no row could be placed
+        assert any("action" in problem and "not finite" in problem for problem in problems)
+
+
+def test_a_task_list_with_an_enormous_number_is_read(tmp_path):
+    built = build(tmp_path / "data", cameras="none")
+    tasks = [*({"task_index": i, "task": text} for i, text in enumerate(built.episodes[0].tasks[:1])),
+             {"task_index": 1, "task": "open the drawer"}, {"task_index": 2**39, "task": "fly"}]  # fmt: skip
+    write_jsonl(built.root / "meta/tasks.jsonl", tasks)
+    assert check(built) == []
+
+
+def test_a_state_without_dimensions_is_a_problem(tmp_path):
+    built = build(tmp_path / "data", cameras="none")
+    edit_data(
+        built,
+        lambda table: table.drop_columns(["observation.state"]).append_column(
+            "observation.state", pa.array([[]] * len(table), pa.list_(pa.float32()))
+        ),
+    )
+    edit_info(built, ["features", "observation.state", "shape"], [0])
+    assert any("observation.state" in problem and "no dimensions" in problem for problem in check(built))
+
+
+@pytest.mark.parametrize("column", ["episode_index", "action"])
+def test_a_column_that_is_there_twice_is_a_problem(column, tmp_path):
+    built = build(tmp_path / "data", cameras="none")
+    edit_data(built, lambda table: table.append_column(column, table[column]))
+    assert any(f"has the column {column} twice" in problem for problem in check(built))
+
+
+@pytest.mark.parametrize("kind", ["data", "video"])
+@pytest.mark.parametrize("version", ["v2.1", "v3.0"])
+def test_a_pipe_in_the_place_of_a_file_is_not_waited_for(kind, version, tmp_path):
+    built = build(tmp_path / "data", version=version)
+    episode = built.episodes[1]
+    path = episode.data_file if kind == "data" else episode.video_files[built.cameras[0]]
+    path.unlink()
+    os.mkfifo(path)
+    assert any(path.name in problem and "not a regular file" in problem for problem in check(built))
+
+
+@pytest.mark.parametrize("key", ["data_path", "video_path"])
+@pytest.mark.parametrize("template", [".", "./", "data/", "data/."])
+def test_a_template_must_name_a_file(key, template, tmp_path):
+    built = build(tmp_path / "data", cameras="none")
+    edit_info(built, [key], template)
+    assert any(f"{key} names no file" in problem for problem in check(built))
+
+
+def test_columns_that_nobody_asks_for_may_hold_anything(tmp_path):
+    built = build(tmp_path / "data", cameras="none")
+
+    def change(table):
+        numbers = range(len(table))
+        columns = {
+            "comment": pa.array([None] * len(table), pa.string()),
+            "events": pa.array([[{"role": "user"}] * (number % 3) for number in numbers]),
+            "words": pa.array([["a"] * (number % 3) for number in numbers]),
+            "ragged": pa.array([[1.0] * (number % 3) for number in numbers]),
+            "thumbnail": pa.array([{"bytes": b"abc", "path": None}] * len(table)),
+        }
+        for name, values in columns.items():
+            table = table.append_column(name, values)
+        return table
+
+    edit_data(built, change)
+    edit_info(built, ["features", "words"], {"dtype": "string", "shape": [1], "names": None})
+    dataset, found = check_dataset(built.root, OutcomeConfig(unlabelled="success"))
+    assert [str(entry) for entry in found] == []
+    assert "thumbnail" not in dataset._columns
+
+
+def encoded(image, file_format):
+    buffer = io.BytesIO()
+    image.save(buffer, file_format)
+    return buffer.getvalue()
+
+
+def with_pictures(root, content, **options):
+    built = build(root, cameras="image", **options)
+    for camera in built.cameras:
+        replace(built, camera, lambda table: [{"bytes": content, "path": "a"}] * len(table))
+    return built
+
+
+NOISE = np.random.default_rng(0).integers(0, 255, (32, 48, 3), np.uint8)
+BAD_PICTURES = {
+    "depth": (encoded(PIL.Image.fromarray(np.full((32, 48), 1500, np.uint16)), "PNG"), "not colours"),
+    "float": (encoded(PIL.Image.fromarray(np.ones((32, 48), np.float32)), "TIFF"), "cannot identify"),
+    "postscript": (encoded(PIL.Image.fromarray(NOISE), "EPS"), "cannot identify"),
+    "half_jpeg": (encoded(PIL.Image.fromarray(NOISE), "JPEG")[:-400], "truncated"),
+}
+
+
+@pytest.mark.parametrize("name", BAD_PICTURES)
+def test_a_picture_is_whole_and_of_colours(name, tmp_path):
+    content, expected = BAD_PICTURES[name]
+    built = with_pictures(tmp_path / "data", content)
+    assert any(expected in problem and "episode 0" in problem for problem in check(built))
+    with pytest.raises(DataError, match=expected):
+        next(open_dataset(built.root).decode(built.cameras[0], 0))
+
+
+def test_another_picture_size_is_noted_once(tmp_path):
+    built = with_pictures(tmp_path / "data", encoded(PIL.Image.new("RGB", (20, 10)), "PNG"))
+    notes = [note for note in check(built, "note") if "pixels" in note]
+    assert len(notes) == len(built.cameras)
+    assert all("21 pictures" in note and "10×20" in note and "32×48" in note for note in notes)
+
+
+def test_a_wrong_data_file_in_the_lists_is_noted(tmp_path):
+    built = VALID["converted"](tmp_path / "data")
+    (note,) = [note for note in check(built, "note") if "data/file_index" in note]
+    assert "episode 2" in note
+    assert "file-001.parquet" in note
+    assert "file-000.parquet" in note
+
+
+@pytest.mark.parametrize(("off", "severity"), [([0, 1, 0], "problem"), ([0, 0.4, 0.7], "note")])
+def test_a_jump_of_start_times_is_a_problem_and_drift_a_note(off, severity, tmp_path):
+    built = build(tmp_path / "data", version="v3.0", video_splits=((), ()))
+    for episode, (start, frames) in enumerate(zip([0, 7, 12], off, strict=True)):
+        set_episode(built, f"videos/{built.cameras[0]}/from_timestamp", (start + frames) / built.fps, episode)
+    said = [entry for entry in check(built, severity) if "from_timestamp" in entry]
+    assert len(said) == 1
+    assert "counting frames gives" in said[0]
+
+
+def test_a_gap_at_no_whole_frame_is_a_problem(tmp_path):
+    built = build(tmp_path / "data", version="v3.0", video_splits=((), ()))
+    camera = built.cameras[0]
+    frames = np.concatenate([episode.frames[camera] for episode in built.episodes])
+    write_video(built.episodes[0].video_files[camera], frames[[*range(len(frames)), 0, 0]], built.fps, built.codec)
+    set_episode(built, f"videos/{camera}/from_timestamp", 1.26, 2)
+    assert any("has 23 frames, its 3 episodes have 21" in problem for problem in check(built))
+
+
+def test_degenerate_dimensions_are_named_however_names_are_nested(tmp_path):
+    built = build(tmp_path / "data", cameras="none")
+    edit_info(built, ["features", "action", "names"], {"motors": ["a", "b", "grip"]})
+    replace(built, "action", lambda table: [[float(i), float(-i), 1.0] for i in range(len(table))])
+    assert any("dimension 2 (grip)" in problem for problem in check(built))

@@ -4,11 +4,16 @@ import json
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
 import pytest
 
 from pirl.data.checking import check_dataset
+from pirl.data.lerobot.columns import ColumnError, to_numpy
 from pirl.data.lerobot.dataset import open_dataset
-from sample_datasets import VALID, read_bars
+from pirl.data.lerobot.layout import Feature, glob_pattern
+from sample_datasets import VALID, build, edit_data, edit_episodes, edit_info, read_bars
 
 GOLDEN = Path(__file__).resolve().parents[2].parent / "shared" / "golden_data"
 RECORDED = sorted(path.parent.name for path in GOLDEN.glob("*/expected.npz"))
@@ -44,7 +49,9 @@ def test_real_datasets_read_back_as_lerobot_returned_them(name):
 @pytest.mark.parametrize("name", RECORDED or ["none"])
 def test_real_datasets_have_no_problems(name):
     _, found = check_dataset(GOLDEN / name, decode=True)
-    assert [str(problem) for problem in found] == []
+    # LeRobot's converter attributes the first episode of each later data file to the file before.
+    expected = ["note: data/file_index says"] if name == "v30_converted_video" else []
+    assert [f"{entry.severity}: {entry.message}"[: len("note: data/file_index says")] for entry in found] == expected
 
 
 @pytest.mark.parametrize("name", VALID)
@@ -62,3 +69,80 @@ def test_every_dialect_reads_back_as_it_was_written(name, tmp_path):
         for place, camera in enumerate(built.cameras):
             seen = [read_bars(frame) for frame in dataset.decode(camera, number)]
             assert seen == [(place, number, frame) for frame in range(len(episode))]
+
+
+def test_episodes_removed_from_the_lists_leave_gaps_in_the_video(tmp_path):
+    built = build(tmp_path / "data", version="v3.0", video_splits=((), ()))
+    edit_data(built, lambda table: table.filter(pc.not_equal(table["episode_index"], 1)))
+    edit_episodes(built, lambda rows: [row for row in rows if row["episode_index"] != 1])
+    dataset, found = check_dataset(built.root)
+    assert [entry for entry in found if entry.severity == "problem"] == []
+    assert any("from_timestamp" in entry.message for entry in found)
+    for camera in built.cameras:
+        seen = [read_bars(frame)[1:] for position in (0, 1) for frame in dataset.decode(camera, position)]
+        assert seen == [*((0, frame) for frame in range(7)), *((2, frame) for frame in range(9))]
+
+
+def test_a_row_group_of_many_episodes_is_read_once(tmp_path, monkeypatch):
+    built = build(tmp_path / "data", version="v3.0", cameras="image", data_split=())
+    file = built.episodes[0].data_file
+    pq.write_table(pq.read_table(file), file)
+    assert pq.ParquetFile(file).num_row_groups == 1
+    reads, read = [], pq.ParquetFile.read_row_group
+    monkeypatch.setattr(
+        pq.ParquetFile, "read_row_group", lambda *args, **options: reads.append(args) or read(*args, **options)
+    )
+    dataset = open_dataset(built.root)
+    for episode in range(3):
+        for camera in built.cameras:
+            assert [read_bars(frame)[1] for frame in dataset.decode(camera, episode)] == [episode] * len(
+                built.episodes[episode]
+            )
+    assert len(reads) == len(built.cameras)
+
+
+def test_values_are_never_moved_between_axes():
+    matrix = pa.chunked_array([pa.array([[[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]]])])
+    flat = pa.chunked_array([pa.array([[1.0, 2.0, 3.0, 4.0, 5.0, 6.0]])])
+    assert to_numpy(matrix, (2, 3)).tolist() == to_numpy(flat, (2, 3)).tolist() == [[[1, 2, 3], [4, 5, 6]]]
+    with pytest.raises(ColumnError, match="3×2"):
+        to_numpy(matrix, (3, 2))
+
+
+@pytest.mark.parametrize(
+    ("shape", "names"),
+    [
+        ((48, 64, 3), None),
+        ((3, 48, 64), None),
+        ((4, 48, 64), ["a", "b", "c"]),
+        ((3, 48, 64), ["rgb", "height", "width"]),
+        ((3, 48, 64), ["c", "h", "w"]),
+        ((48, 64, 3), ["height", "width", "channels"]),
+        ((64, 48, 3), ["width", "height", "channels"]),
+        ((48, 64, 1), {"axes": ["height", "width"]}),
+    ],
+)
+def test_declared_height_and_width_are_found_in_any_order(shape, names):
+    assert Feature("camera", "video", shape, names).image_size == (48, 64)
+
+
+def test_a_template_is_taken_literally(tmp_path):
+    built = build(tmp_path / "data", version="v3.0", cameras="none", data_split=())
+    (built.root / "data").rename(built.root / "d[at]*a?")
+    (built.root / "da").mkdir()
+    edit_info(built, ["data_path"], "d[at]*a?/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet")
+    assert len(open_dataset(built.root)) == sum(map(len, built.episodes))
+    assert glob_pattern("a*/{file_index}") == "a[*]/*"
+
+
+def test_cells_of_an_unfinished_episode_do_not_matter(tmp_path):
+    built = build(tmp_path / "data", version="v3.0", cameras="none", data_split=())
+
+    def change(table):
+        stray = table.slice(0, 1).to_pylist()[0] | {"episode_index": 99, "observation.state": None}
+        return pa.concat_tables([pa.Table.from_pylist([stray], schema=table.schema), table])
+
+    edit_data(built, change)
+    dataset = open_dataset(built.root)
+    states = np.concatenate([episode.state for episode in built.episodes])
+    np.testing.assert_array_equal(dataset.columns(["observation.state"])["observation.state"], states)

@@ -237,9 +237,11 @@ def test_outcomes_are_those_asked_for(tmp_path):
 
 def test_frames_are_kept_as_asked_and_decoded_once(tmp_path, monkeypatch):
     dataset = open_dataset(build(tmp_path / "dataset", cameras="image").root)
-    config = FrameCacheConfig(28, 28, "png", tmp_path / "frames")
+    config = FrameCacheConfig(56, 56, "png", tmp_path / "frames")
+    with pytest.raises(ConfigError, match="28×28"):
+        load_trajectories(dataset, ARM, TINY, frame_cache=FrameCacheConfig(28, 28), progress=False)
     found = load_trajectories(dataset, ARM, TINY, frame_cache=config, progress=False)
-    assert found.frames["base_0_rgb"].gather(np.arange(3)).shape == (3, 28, 28, 3)
+    assert found.frames["base_0_rgb"].gather(np.arange(3)).shape == (3, 56, 56, 3)
     assert (tmp_path / "frames").is_dir()
     monkeypatch.setattr(Dataset, "decode", lambda *_: pytest.fail("decoded again"))
     again = load_trajectories(open_dataset(dataset.root), ARM, TINY, frame_cache=config)

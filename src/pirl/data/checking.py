@@ -1,23 +1,26 @@
 """Everything that can be found wrong with a dataset before training on it, all of it at once."""
 
-import io
+import itertools
 import os
+import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
-import PIL.Image
 
-from pirl.data.lerobot.columns import ParquetDamageError, read_cells
+from pirl.data.lerobot.columns import ParquetDamageError, is_numeric, open_picture, read_all_cells
 from pirl.data.lerobot.dataset import Dataset, scan_dataset
 from pirl.data.lerobot.layout import DEFAULT_COLUMNS, resolve_inside
 from pirl.data.lerobot.video import VideoIndex, codec_name
 from pirl.data.outcomes import OutcomeConfig, try_outcomes
 from pirl.data.problems import BrokenDatasetError, Problem
-from pirl.data.statistics import compute_norm_stats, degenerate_dimensions
+from pirl.data.statistics import degenerate_dimensions, frame_stats
 from pirl.errors import DataError
 
 STATE_COLUMNS = ("observation.state", "state")
 ACTION_COLUMNS = ("action", "actions")
+_NUMBERS = re.compile(r"bool|u?int(8|16|32|64)|float(16|32|64)")
 
 
 def check_dataset(
@@ -26,7 +29,7 @@ def check_dataset(
     *,
     decode: bool = False,
 ) -> tuple[Dataset | None, list[Problem]]:
-    """All problems and notes. Videos are counted but not decoded, unless asked for."""
+    """All problems and notes. Of every episode's video only the first frame is decoded, unless asked for more."""
     try:
         dataset = scan_dataset(source)
     except BrokenDatasetError as error:
@@ -59,13 +62,19 @@ def _check_features(dataset: Dataset) -> Iterator[Problem]:
         yield Problem("is missing: pirl does not need it, LeRobot does", severity="note", file=needed)
 
 
-def _numeric_columns(dataset: Dataset) -> tuple[dict[str, np.ndarray], list[Problem]]:
-    columns, problems = dataset.try_columns(dataset.column_names)
-    return {name: values for name, values in columns.items() if values.dtype.kind in "biuf"}, problems
-
-
 def _check_columns(dataset: Dataset) -> Iterator[Problem]:
-    columns, problems = _numeric_columns(dataset)
+    """Columns that somebody asks for: declared ones and those of every robot. Others may hold what they like."""
+    numeric = []
+    for name in dataset.column_names:
+        dtype = dataset.info.features[name].dtype if name in dataset.info.features else "string"
+        types = zip(dataset.rows.files, dataset.rows.column_types[name], strict=True)
+        wrong = [(file, kind) for file, kind in types if not is_numeric(kind)]
+        used = name in (*DEFAULT_COLUMNS, *STATE_COLUMNS, *ACTION_COLUMNS)
+        if not wrong and (used or dtype != "string"):
+            numeric.append(name)
+        elif wrong and (used or _NUMBERS.fullmatch(dtype)):
+            yield Problem("should hold numbers", "problem", None, wrong[0][0], name, f"{wrong[0][1]!s:.60}")
+    columns, problems = dataset.try_columns(numeric)
     yield from problems
     for name, values in columns.items():
         declared = dataset.info.features.get(name)
@@ -86,7 +95,7 @@ def _check_columns(dataset: Dataset) -> Iterator[Problem]:
 
 def _check_time(dataset: Dataset) -> Iterator[Problem]:
     columns, _ = dataset.try_columns(["timestamp"] if "timestamp" in dataset.column_names else [])
-    if "timestamp" not in columns or columns["timestamp"].ndim != 1:
+    if "timestamp" not in columns or columns["timestamp"].ndim != 1 or columns["timestamp"].dtype.kind not in "iuf":
         return
     time = columns["timestamp"].astype(np.float64)
     inside = np.ones(len(time), bool)
@@ -107,7 +116,8 @@ def _check_time(dataset: Dataset) -> Iterator[Problem]:
 
 
 def _check_camera(dataset: Dataset, camera: str, decode: bool) -> Iterator[Problem]:
-    if camera in dataset.rows.column_names:
+    in_parquet = camera in dataset.rows.column_names
+    if in_parquet:
         yield from _check_pictures(dataset, camera)
     elif dataset.info.features[camera].dtype == "image":
         yield Problem("this camera is declared in info.json, but its pictures are not in the data", column=camera)
@@ -121,10 +131,10 @@ def _check_camera(dataset: Dataset, camera: str, decode: bool) -> Iterator[Probl
         yield from problems
         videos = {segment.video.path: segment.video for segment in segments if segment is not None}
         yield from _check_declared(dataset, camera, list(videos.values()))
-    if decode:
+    if decode or not in_parquet:
         for episode, number in enumerate(dataset.episode_ids.tolist()):
             try:
-                for _ in dataset.decode(camera, episode):
+                for _ in itertools.islice(dataset.decode(camera, episode), None if decode else 1):
                     pass
             except BrokenDatasetError:
                 continue  # said already
@@ -143,40 +153,59 @@ def _check_declared(dataset: Dataset, camera: str, videos: Sequence[VideoIndex])
             value=", ".join(sorted(codecs)),
         )
     wanted = feature.image_size
-    for video in videos:
-        if wanted and video.size != wanted:
-            file, value = video.path.relative_to(dataset.root).as_posix(), f"{video.size[0]}×{video.size[1]}"
-            yield Problem(f"info.json says {wanted[0]}×{wanted[1]} pixels", "note", None, file, camera, value)
+    for size in dict.fromkeys(video.size for video in videos if video.size != wanted) if wanted else ():
+        files = [video.path.relative_to(dataset.root).as_posix() for video in videos if video.size == size]
+        more = f"; so in {len(files) - 1} more files" if len(files) > 1 else ""
+        yield Problem(f"info.json says {_times(wanted)} pixels{more}", "note", None, files[0], camera, _times(size))
 
 
 def _check_pictures(dataset: Dataset, camera: str) -> Iterator[Problem]:
     """Every picture in the parquet files: is it one, and is it whole?"""
-    wanted = dataset.info.features[camera].image_size
-    for episode, number in enumerate(dataset.episode_ids.tolist()):
-        frame = 0
-        for file, rows in dataset.rows.places(episode):
-            relative = dataset.rows.files[file]
-            try:
-                cells = read_cells(resolve_inside(dataset.root, relative), camera, rows)
-            except (ParquetDamageError, ValueError) as error:
-                yield Problem(str(error), episode=number, file=relative, column=camera)
-                continue
-            for cell in cells:
-                content = cell.as_py()
-                content = content.get("bytes") if isinstance(content, dict) else content
+    rows, wanted = dataset.rows, dataset.info.features[camera].image_size
+    positions = np.full(rows.file_starts[-1], -1)
+    positions[rows.order] = np.arange(len(rows.order))
+    counts: Counter[tuple[int, int]] = Counter()
+    first_of: dict[tuple[int, int], tuple[int, int, str]] = {}
+    for file, relative in enumerate(rows.files):
+        try:
+            cells = read_all_cells(resolve_inside(dataset.root, relative), camera)
+            mine = positions[rows.file_starts[file] : rows.file_starts[file + 1]]
+            for position, cell in zip(mine.tolist(), cells, strict=False):
+                if position < 0:
+                    continue
+                episode = int(np.searchsorted(dataset.starts, position, side="right")) - 1
+                number, frame = int(dataset.episode_ids[episode]), position - int(dataset.starts[episode])
                 try:
-                    if not isinstance(content, bytes):
-                        raise ValueError("there is none")
-                    with PIL.Image.open(io.BytesIO(content)) as image:
-                        width, height = image.size
-                        image.verify()
-                    if wanted and (height, width) != wanted:
-                        message = f"info.json says {wanted[0]}×{wanted[1]} pixels, frame {frame} has another size"
-                        yield Problem(message, "note", number, relative, camera, f"{height}×{width}")
-                except (OSError, ValueError, SyntaxError, PIL.Image.DecompressionBombError) as error:
+                    size = _check_picture(cell)
+                except DataError as error:
                     message = f"the picture of frame {frame} cannot be read: {error}"
                     yield Problem(message, episode=number, file=relative, column=camera)
-                frame += 1
+                else:
+                    counts[size] += 1
+                    first_of.setdefault(size, (number, frame, relative))
+        except (ParquetDamageError, ValueError) as error:
+            yield Problem(str(error), file=relative, column=camera)
+    for size in counts if wanted else ():
+        if size == wanted:
+            continue
+        number, frame, relative = first_of[size]
+        count = f"{counts[size]} pictures have" if counts[size] > 1 else "one picture has"
+        message = f"info.json says {_times(wanted)} pixels, {count} another size: frame {frame} is the first"
+        yield Problem(message, "note", number, relative, camera, _times(size))
+
+
+def _times(size: tuple[int, int] | None) -> str:
+    return f"{size[0]}×{size[1]}" if size else ""
+
+
+def _check_picture(cell: Any) -> tuple[int, int]:
+    """Height and width of a picture that is whole."""
+    with open_picture(cell) as image:
+        if image.format == "PNG":
+            image.verify()
+        else:
+            image.load()  # of other formats, nothing can be verified without
+        return image.height, image.width
 
 
 def _check_outcomes(dataset: Dataset, config: OutcomeConfig) -> list[Problem]:
@@ -189,17 +218,31 @@ def _check_outcomes(dataset: Dataset, config: OutcomeConfig) -> list[Problem]:
 
 def _check_statistics(dataset: Dataset) -> Iterator[Problem]:
     """Dimensions of state and action whose range is degenerate."""
-    columns, _ = _numeric_columns(dataset)
-    for name in (*STATE_COLUMNS, *ACTION_COLUMNS):
-        values = columns.get(name)
-        if values is None or values.ndim != 2 or not np.isfinite(values).all():
+    present = [name for name in (*STATE_COLUMNS, *ACTION_COLUMNS) if name in dataset.column_names]
+    for name, values in dataset.try_columns(present)[0].items():
+        if values.dtype.kind not in "biuf" or values.ndim != 2 or not np.isfinite(values).all():
+            continue
+        if not values.shape[1]:
+            yield Problem("has no dimensions", column=name, value=str(values.shape))
             continue
         feature = dataset.info.features.get(name)
-        names = feature.names if feature is not None and isinstance(feature.names, list) else None
-        stats = compute_norm_stats(values.astype(np.float64), values.astype(np.float64), dataset.starts, 1)
-        given = {name: names} if names and len(names) == values.shape[1] else None
-        for sentence in degenerate_dimensions({name: stats["state"]}, given):
+        names = _flat_names(feature.names) if feature is not None else []
+        try:
+            stats = frame_stats(name, values.astype(np.float64), dataset.starts)
+        except DataError as error:
+            yield Problem(str(error), column=name)
+            continue
+        for sentence in degenerate_dimensions({name: stats}, {name: names} if len(names) == values.shape[1] else None):
             yield Problem(sentence, column=name)
+
+
+def _flat_names(names: Any) -> list[str]:
+    """Names of dimensions, however they are nested: [...], {"motors": [...]}, {"x": 0, "y": 1}."""
+    if isinstance(names, dict):
+        names = list(names.values()) if all(isinstance(value, list) for value in names.values()) else list(names)
+    if not isinstance(names, list):
+        return [str(names)] if names is not None else []
+    return [flat for name in names for flat in _flat_names(name)]
 
 
 def _by_episode(dataset: Dataset, rows: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:

@@ -62,6 +62,16 @@ def compute_norm_stats(
     return {name: NormStats(*np.array(rows, np.float64).T) for name, rows in summaries.items()}
 
 
+def frame_stats(
+    name: str, values: Float[np.ndarray, "frames dims"], starts: Int[np.ndarray, " episodes_plus_one"]
+) -> NormStats:
+    """Statistics of one quantity in which every frame counts once; `name` is what complaints call it."""
+    _check_values(name, values, np.asarray(starts, np.int64))
+    once = np.ones(len(values), np.int64)
+    columns = np.ascontiguousarray(values.T, np.float64)
+    return NormStats(*np.array([_summary(column, once) for column in columns], np.float64).T)
+
+
 def _appearances(starts: Int64[np.ndarray, " episodes_plus_one"], horizon: int) -> Int64[np.ndarray, " frames"]:
     """How many of the steps of all chunks show each row's action."""
     lengths = np.diff(starts)

@@ -1,15 +1,24 @@
-"""Parquet columns as NumPy arrays, whatever list type a writer chose for them."""
+"""Parquet columns as NumPy arrays, whatever list type a writer chose for them, and the pictures in their cells."""
 
-from collections.abc import Sequence
+import io
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import PIL.Image
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from jaxtyping import Int64
 
+from pirl.data.lerobot.layout import first_line
 from pirl.errors import DataError
+
+# PIL knows many more, some of which run other programs.
+_PICTURE_FORMATS = ("PNG", "JPEG", "WEBP", "BMP")
 
 
 class ParquetDamageError(DataError):
@@ -24,32 +33,83 @@ class ColumnError(DataError):
         self.row, self.value = row, value
 
 
-def read_table(path: Path, names: Sequence[str]) -> tuple[pa.Table, list[str]]:
-    """Those of the named columns that one file has, and the names of all columns it has."""
+def unique_names(schema: pa.Schema) -> list[str]:
+    """The names of a file's columns, each of which must be there once."""
+    names: list[str] = schema.names
+    if twice := [name for name in dict.fromkeys(names) if names.count(name) > 1]:
+        raise ParquetDamageError(f"has the column {twice[0]} twice")
+    return names
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[pq.ParquetFile]:
     try:
         with pq.ParquetFile(path) as file:
-            present = file.schema_arrow.names
-            return file.read([name for name in names if name in present]), present
+            unique_names(file.schema_arrow)
+            yield file
+    except ParquetDamageError:
+        raise
     except FileNotFoundError as error:
         raise ParquetDamageError("is missing") from error
-    except (OSError, ValueError, pa.ArrowException) as error:
-        raise ParquetDamageError(f"cannot be read: {_reason(error)}") from error
-
-
-def read_cells(path: Path, name: str, rows: Int64[np.ndarray, " rows"]) -> pa.ChunkedArray:
-    """Some rows of one column; of a large file only the row groups that hold them are read."""
-    try:
-        with pq.ParquetFile(path) as file:
-            sizes = [file.metadata.row_group(group).num_rows for group in range(file.num_row_groups)]
-            ends = np.cumsum(sizes)
-            groups = np.unique(np.searchsorted(ends, rows, side="right"))
-            table = file.read_row_groups(groups.tolist(), columns=[name])
-            offsets = np.cumsum([0, *(sizes[group] for group in groups)])
-            group_of_row = np.searchsorted(ends, rows, side="right")
-            local = rows - (ends - sizes)[group_of_row] + offsets[np.searchsorted(groups, group_of_row)]
-            return table[name].take(pa.array(local))
     except (OSError, ValueError, KeyError, pa.ArrowException) as error:
-        raise ParquetDamageError(f"cannot be read: {_reason(error)}") from error
+        raise ParquetDamageError(f"cannot be read: {first_line(error)}") from error
+
+
+def read_table(path: Path, names: Sequence[str]) -> tuple[pa.Table, pa.Schema]:
+    """Those of the named columns that one file has, and the types of all columns it has."""
+    with _opened(path) as file:
+        return file.read([name for name in names if name in file.schema_arrow.names]), file.schema_arrow
+
+
+def read_all_cells(path: Path, name: str) -> Iterator[Any]:
+    """One column cell by cell, in little memory."""
+    with _opened(path) as file:
+        for batch in file.iter_batches(64, columns=[name]):
+            yield from batch.column(name).to_pylist()
+
+
+class CellReader:
+    """Reads some rows of a column, and remembers per thread and column the part of a file that it read last.
+
+    A file is read by row groups; one of many episodes may have a single group, which is not to be read for each.
+    """
+
+    def __init__(self) -> None:
+        self._last = threading.local()
+
+    def read(self, path: Path, name: str, rows: Int64[np.ndarray, " rows"]) -> pa.ChunkedArray:
+        """These rows, in this order."""
+        with _opened(path) as file:
+            sizes = np.array([file.metadata.row_group(group).num_rows for group in range(file.num_row_groups)])
+            ends = np.cumsum(sizes)
+            groups, place = np.unique(np.searchsorted(ends, rows, side="right"), return_inverse=True)
+            parts = [self._group(file, path, name, group) for group in groups.tolist()]
+            shift = np.cumsum(sizes[groups]) - ends[groups]
+            cells = pa.chunked_array([chunk for part in parts for chunk in part.chunks])
+            return cells.take(pa.array(rows + shift[place]))
+
+    def _group(self, file: pq.ParquetFile, path: Path, name: str, group: int) -> pa.ChunkedArray:
+        known = self._last.__dict__
+        if name not in known or known[name][:2] != (path, group):
+            known[name] = (path, group, file.read_row_group(group, columns=[name])[name])
+        return known[name][2]
+
+
+@contextmanager
+def open_picture(cell: Any) -> Iterator[PIL.Image.Image]:
+    """The picture that a cell holds; DataError says why it, or what is done with it, fails."""
+    content = cell.get("bytes") if isinstance(cell, dict) else cell
+    if not isinstance(content, bytes):
+        raise DataError("there is none")
+    try:
+        with PIL.Image.open(io.BytesIO(content), formats=_PICTURE_FORMATS) as image:
+            if image.mode == "F" or image.mode.startswith("I"):
+                raise DataError(f"its values (mode {image.mode}) are not colours but, say, depths")
+            yield image
+    except DataError:
+        raise
+    except (OSError, ValueError, SyntaxError, PIL.Image.DecompressionBombError) as error:
+        raise DataError(first_line(error)) from error
 
 
 def to_numpy(column: pa.ChunkedArray, shape: tuple[int, ...] | None) -> np.ndarray:
@@ -86,14 +146,24 @@ def to_numpy(column: pa.ChunkedArray, shape: tuple[int, ...] | None) -> np.ndarr
     wanted = per_row if shape is None else int(np.prod(shape, initial=1))
     if per_row != wanted:
         raise ColumnError(f"should have {wanted} values per frame as declared", value=f"{per_row} values")
+    if shape is not None and len(shape) > 1 and len(sizes) > 1 and tuple(sizes) != shape:
+        raise ColumnError(f"should be {_times(shape)} values per frame as declared", value=_times(sizes))
     final = tuple(sizes) if shape is None else shape
     return values.reshape(rows) if final in ((), (1,)) else values.reshape(rows, *final)
 
 
+def is_numeric(kind: pa.DataType) -> bool:
+    """Whether a column of this type holds numbers, or lists of them."""
+    if isinstance(kind, pa.BaseExtensionType):
+        kind = kind.storage_type
+    while _is_list(kind):
+        kind = kind.value_type
+    return pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)
+
+
+def _times(sizes: Sequence[int]) -> str:
+    return "×".join(map(str, sizes))
+
+
 def _is_list(kind: pa.DataType) -> bool:
     return pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
-
-
-def _reason(error: BaseException) -> str:
-    """Arrow's messages go on with its own stack; the first line says it."""
-    return str(error).splitlines()[0] if str(error) else type(error).__name__

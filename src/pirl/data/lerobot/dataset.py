@@ -1,19 +1,24 @@
 """A LeRobot dataset, read-only: rows by episode and frame, columns as arrays, camera frames in order."""
 
-import io
 import logging
 import os
 import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import PIL.Image
+import pyarrow as pa
 from jaxtyping import Int64, UInt8
 
-from pirl.data.lerobot.columns import ColumnError, ParquetDamageError, read_cells, read_table, to_numpy
+from pirl.data.lerobot.columns import (
+    CellReader,
+    ColumnError,
+    ParquetDamageError,
+    open_picture,
+    read_table,
+    to_numpy,
+)
 from pirl.data.lerobot.hub import locate
 from pirl.data.lerobot.layout import Info, read_info, resolve_inside
 from pirl.data.lerobot.metadata import Listing, read_listing
@@ -34,6 +39,7 @@ class Dataset:
         self.problems = [*listing.problems, *rows.problems]
         self._columns: dict[str, np.ndarray] = {}
         self._segments: dict[str, tuple[list[Segment | None], list[Problem]]] = {}
+        self._cells = CellReader()
         self._lock = threading.Lock()
 
     # --- what is in it -----------------------------------------------------------------------------------------------
@@ -88,17 +94,18 @@ class Dataset:
                     for name, array in arrays.items():
                         parts[name].append(array)
         for name, pieces in parts.items():
-            shapes = {piece.shape[1:] for piece in pieces}
             if len(pieces) < len(self.rows.files):
                 continue
+            pieces = [piece for piece in pieces if len(piece)] or pieces[:1]
+            shapes = {piece.shape[1:] for piece in pieces}
             if len(shapes) == 1:
-                self._columns[name] = np.concatenate(pieces)[self.rows.order]
+                self._columns[name] = np.concatenate(pieces)[self.rows.ranks]
             else:
                 problems.append(Problem("changes its width between files", column=name, value=f"{sorted(shapes)}"))
         return {name: self._columns[name] for name in names if name in self._columns}, problems
 
     def _read_file(self, number: int, names: Sequence[str]) -> tuple[dict[str, np.ndarray], list[Problem]]:
-        relative = self.rows.files[number]
+        relative, used = self.rows.files[number], self.rows.rows_in_use(number)
         arrays, problems = {}, []
         try:
             table, _ = read_table(resolve_inside(self.root, relative), names)
@@ -110,11 +117,12 @@ class Dataset:
                 continue
             feature = self.info.features.get(name)
             try:
-                arrays[name] = to_numpy(table[name], feature.shape if feature else None)
+                column = table[name] if len(used) == len(table) else table[name].take(pa.array(used))
+                arrays[name] = to_numpy(column, feature.shape if feature else None)
             except ColumnError as error:
                 episode, message = None, str(error)
                 if error.row is not None:
-                    episode, frame = self.rows.describe(number, error.row)
+                    episode, frame = self.rows.describe(number, int(used[error.row]))
                     message = f"frame {frame} {error}"
                 problems.append(Problem(message, file=relative, column=name, episode=episode, value=error.value))
         return arrays, problems
@@ -172,24 +180,18 @@ class Dataset:
         for file, rows in self.rows.places(episode):
             relative = self.rows.files[file]
             try:
-                cells = read_cells(resolve_inside(self.root, relative), camera, rows)
+                cells = self._cells.read(resolve_inside(self.root, relative), camera, rows)
             except (ParquetDamageError, ValueError) as error:
                 raise DataError(f"{self.name}: {relative} {error}.") from error
             for cell in cells:
-                where = f"{self.name}: {relative}, camera {camera}, episode {number}, frame {frame}"
-                yield _decode_picture(cell.as_py(), where)
+                try:
+                    with open_picture(cell.as_py()) as image:
+                        picture = np.asarray(image.convert("RGB"))
+                except DataError as error:
+                    where = f"{self.name}: {relative}, camera {camera}, episode {number}, frame {frame}"
+                    raise DataError(f"{where}: the picture cannot be decoded: {error}.") from error
+                yield picture
                 frame += 1
-
-
-def _decode_picture(cell: Any, where: str) -> UInt8[np.ndarray, "h w 3"]:
-    content = cell.get("bytes") if isinstance(cell, dict) else cell
-    if not isinstance(content, bytes):
-        raise DataError(f"{where}: holds no picture.")
-    try:
-        with PIL.Image.open(io.BytesIO(content)) as image:
-            return np.asarray(image.convert("RGB"))
-    except (OSError, ValueError, SyntaxError, PIL.Image.DecompressionBombError) as error:
-        raise DataError(f"{where}: the picture cannot be decoded: {error}.") from error
 
 
 def scan_dataset(source: str | os.PathLike[str]) -> Dataset:

@@ -1,6 +1,8 @@
 """Where the files of a LeRobot dataset are: `meta/info.json`, read with suspicion, and its path templates."""
 
+import glob
 import json
+import os
 import re
 import string
 from collections.abc import Mapping
@@ -48,8 +50,10 @@ class Feature:
         """Declared height and width, whichever order the axes have; the files decide."""
         if not self.is_camera or len(self.shape) != 3:
             return None
-        names = [str(name) for name in self.names] if isinstance(self.names, list) else []
-        channels_first = names[0].startswith("channel") if names else self.shape[0] in (1, 3) and self.shape[2] > 4
+        names = [str(name)[:1].lower() for name in self.names] if isinstance(self.names, list) else []
+        if len(names) == 3 and names.count("h") == names.count("w") == 1:
+            return self.shape[names.index("h")], self.shape[names.index("w")]
+        channels_first = self.shape[0] <= 4 < self.shape[2]
         return self.shape[1:] if channels_first else self.shape[:2]
 
 
@@ -182,6 +186,8 @@ def _check_template(template: Any) -> str | None:
     literal = "".join(text for text, *_ in parts)
     if template.startswith(("/", "\\", "~")) or ".." in Path(template).parts or "\0" in literal:
         return "leaves the dataset directory"
+    if template.endswith(("/", "/.")) or not Path(template).name:
+        return "names no file"
     return None
 
 
@@ -194,17 +200,28 @@ def fill(template: str, chunk: int, file: int, camera: str = "") -> str:
 
 def glob_pattern(template: str) -> str:
     """A glob that finds every file a template can name."""
-    return "".join(text + ("*" if field is not None else "") for text, field, *_ in string.Formatter().parse(template))
+    parts = string.Formatter().parse(template)
+    return "".join(glob.escape(text) + ("*" if field is not None else "") for text, field, *_ in parts)
 
 
 def resolve_inside(root: Path, relative: str) -> Path:
-    """The file below root, or ValueError if a link leads out of it. (The hub's cache links to the blobs beside it.)"""
+    """The file below root, present or not; ValueError if a link leads out of it, or if what is there is no file.
+
+    (The hub's cache links to the blobs beside it. Opening a pipe or a device could wait for ever.)
+    """
     path = root / relative
     try:
         home, target = root.resolve(), path.resolve()
     except (OSError, RuntimeError) as error:
         raise ValueError(f"{relative} is a link that leads nowhere: {error}") from error
     blobs = home.parent.parent / "blobs"
-    if target.is_relative_to(home) or (home.parent.name == "snapshots" and target.is_relative_to(blobs)):
-        return path
-    raise ValueError(f"{relative} is a link that leaves the dataset directory")
+    if not target.is_relative_to(home) and not (home.parent.name == "snapshots" and target.is_relative_to(blobs)):
+        raise ValueError(f"{relative} is a link that leaves the dataset directory")
+    if os.path.exists(target) and not os.path.isfile(target):
+        raise ValueError(f"{relative} is not a regular file")
+    return path
+
+
+def first_line(error: BaseException) -> str:
+    """What an error says; Arrow's messages go on with its own stack, FFmpeg's begin with a number."""
+    return getattr(error, "strerror", None) or next(iter(str(error).splitlines()), type(error).__name__)

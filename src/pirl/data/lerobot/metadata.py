@@ -9,7 +9,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pirl.data.lerobot.layout import Info, resolve_inside
+from pirl.data.lerobot.columns import unique_names
+from pirl.data.lerobot.layout import Info, first_line, resolve_inside
 from pirl.data.problems import Problem
 
 
@@ -24,13 +25,14 @@ class VideoPlace:
 
 @dataclass(frozen=True)
 class ListedEpisode:
-    """One episode as listed; `extra` keeps keys LeRobot does not know, such as an outcome."""
+    """One episode as listed; `data_file` numbers v3's chunk and file, `extra` keeps keys LeRobot does not know."""
 
     index: int
     length: int | None
     tasks: tuple[str, ...]
     videos: dict[str, VideoPlace] = field(default_factory=dict)
     extra: dict[str, Any] = field(default_factory=dict)
+    data_file: tuple[int, int] | None = None
 
 
 @dataclass
@@ -61,7 +63,9 @@ def read_listing(root: Path, info: Info) -> Listing:
         videos = _video_places(row, info, index, file, listing)
         known = ("episode_index", "length", "tasks", "dataset_from_index", "dataset_to_index")
         extra = {key: value for key, value in row.items() if key not in known and "/" not in key}
-        listing.episodes[index] = ListedEpisode(index, length, texts, videos, extra)
+        chunk, number = row.get("data/chunk_index"), row.get("data/file_index")
+        data_file: Any = (chunk, number) if _is_count(chunk) and _is_count(number) else None
+        listing.episodes[index] = ListedEpisode(index, length, texts, videos, extra, data_file)
     return listing
 
 
@@ -148,14 +152,10 @@ def _v3_rows(root: Path, listing: Listing) -> Iterator[tuple[str, dict[str, Any]
 def _read_table(root: Path, relative: str, listing: Listing, skip: str | None = None) -> pa.Table | None:
     try:
         with pq.ParquetFile(resolve_inside(root, relative)) as file:
-            names = file.schema_arrow.names
+            names = unique_names(file.schema_arrow)
             return file.read([name for name in names if skip is None or not name.startswith(skip)])
     except FileNotFoundError:
         listing.problems.append(Problem("is missing", file=relative))
     except (OSError, ValueError, pa.ArrowException) as error:
-        listing.problems.append(Problem(f"cannot be read: {_first_line(error)}", file=relative))
+        listing.problems.append(Problem(f"cannot be read: {first_line(error)}", file=relative))
     return None
-
-
-def _first_line(error: BaseException) -> str:
-    return str(error).splitlines()[0] if str(error) else type(error).__name__

@@ -1,16 +1,20 @@
 """The rows of a LeRobot dataset, put in order by what their own columns say."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 from jaxtyping import Bool, Int64
 
 from pirl.data.lerobot.columns import ColumnError, ParquetDamageError, read_table, to_numpy
 from pirl.data.lerobot.layout import DEFAULT_COLUMNS, Info, fill, glob_pattern, resolve_inside
 from pirl.data.lerobot.metadata import Listing
 from pirl.data.problems import Problem
+
+_ABSENT = np.iinfo(np.int64).min  # stands for the numbers of a column that a file does not have
 
 
 @dataclass(frozen=True)
@@ -27,8 +31,27 @@ class Rows:
     starts: Int64[np.ndarray, " episodes_plus_one"]
     tasks: Sequence[str]
     task_of_row: Int64[np.ndarray, " rows"]
-    column_names: Sequence[str]
+    column_types: Mapping[str, Sequence[pa.DataType]]  # in each file, of the columns that all have
     problems: Sequence[Problem]
+
+    @property
+    def column_names(self) -> tuple[str, ...]:
+        """Columns that every file has."""
+        return tuple(self.column_types)
+
+    @cached_property
+    def _places_in_use(self) -> Int64[np.ndarray, " rows"]:
+        return np.sort(self.order)
+
+    @cached_property
+    def ranks(self) -> Int64[np.ndarray, " rows"]:
+        """`order` among the rows in use alone, for arrays that leave the others out."""
+        return np.searchsorted(self._places_in_use, self.order)
+
+    def rows_in_use(self, file: int) -> Int64[np.ndarray, " rows"]:
+        """Rows of a file that belong to an episode; those of an unfinished one do not."""
+        first, last = np.searchsorted(self._places_in_use, self.file_starts[file : file + 2])
+        return self._places_in_use[first:last] - self.file_starts[file]
 
     def places(self, episode: int) -> list[tuple[int, Int64[np.ndarray, " rows"]]]:
         """Files that hold an episode and its rows in each, in the order of its frames."""
@@ -42,7 +65,7 @@ class Rows:
         ]
 
     def describe(self, file: int, row: int) -> tuple[int, int]:
-        """Episode number and frame of a row of a file."""
+        """Episode number and frame of a row (in use) of a file."""
         position = int(np.flatnonzero(self.order == self.file_starts[file] + row)[0])
         episode = int(np.searchsorted(self.starts, position, side="right") - 1)
         return int(self.episode_ids[episode]), position - int(self.starts[episode])
@@ -52,16 +75,12 @@ def read_rows(root: Path, info: Info, listing: Listing) -> Rows:
     """Read the columns that place rows, of every file. Metadata is compared with them, never believed."""
     problems: list[Problem] = []
     files = _data_files(root, info, listing, problems)
-    kept, sizes, names = [], [], []
+    kept, sizes, schemas = [], [], []
     columns: dict[str, list[np.ndarray]] = {"episode_index": [], "frame_index": [], "task_index": []}
     for relative, episode in files:
         try:
-            table, present = read_table(resolve_inside(root, relative), list(columns))
-            found = {
-                name: to_numpy(table[name], (1,)).astype(np.int64)
-                for name in columns
-                if name in table.column_names and len(table)
-            }
+            table, schema = read_table(resolve_inside(root, relative), list(columns))
+            found = {name: _whole_numbers(table, name) for name in columns if name in table.column_names and len(table)}
         except (ParquetDamageError, ColumnError, ValueError) as error:
             problems.append(Problem(str(error), file=relative, episode=episode))
             continue
@@ -80,30 +99,55 @@ def read_rows(root: Path, info: Info, listing: Listing) -> Rows:
             continue
         kept.append(relative)
         sizes.append(len(table))
-        names.append(present)
+        schemas.append(schema)
         columns["episode_index"].append(numbers)
         for name in ("frame_index", "task_index"):
-            columns[name].append(found.get(name, np.full(len(table), -1, np.int64)))
+            columns[name].append(found.get(name, np.full(len(table), _ABSENT, np.int64)))
     stacked = {name: np.concatenate([np.empty(0, np.int64), *parts]) for name, parts in columns.items()}
     order = np.lexsort((stacked["frame_index"], stacked["episode_index"]))
     order = order[~_is_unfinished(stacked["episode_index"][order], info, listing, problems)]
     episode_ids, counts = np.unique(stacked["episode_index"][order], return_counts=True)
     starts = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
-    everywhere = [name for name in (names[0] if names else []) if all(name in other for other in names)]
-    for name in dict.fromkeys(name for present in names for name in present if name not in everywhere):
-        for relative, present in zip(kept, names, strict=True):
-            if name not in present:
-                problems.append(Problem("is not in this file, though it is in others", file=relative, column=name))
+    everywhere = _column_types(kept, schemas, problems)
     _check_frames(stacked["frame_index"][order], episode_ids, starts, problems)
     _compare_with_listing(info, listing, episode_ids, counts, problems)
     for name in DEFAULT_COLUMNS:
         if name not in everywhere and kept:
             problems.append(Problem("is missing; rebuilt from what is there", severity="note", column=name))
-    tasks, task_of_row = _tasks(listing, stacked["task_index"][order], episode_ids, starts, problems)
     file_starts = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
+    files_of_episodes = [kept[file] for file in np.searchsorted(file_starts, order[starts[:-1]], side="right") - 1]
+    _compare_files(info, listing, dict(zip(episode_ids.tolist(), files_of_episodes, strict=True)), problems)
+    tasks, task_of_row = _tasks(listing, stacked["task_index"][order], episode_ids, starts, problems)
     return Rows(
         kept, file_starts, order.astype(np.int64), episode_ids, starts, tasks, task_of_row, everywhere, problems
     )
+
+
+def _whole_numbers(table: pa.Table, name: str) -> Int64[np.ndarray, " rows"]:
+    values = to_numpy(table[name], (1,))
+    if values.dtype.kind == "f":
+        wrong = ~(np.abs(values) < 2**53) | (values % 1 != 0)
+    else:
+        wrong = np.full(len(values), values.dtype.kind not in "iu")
+    if np.any(wrong):
+        row = int(np.argmax(wrong))
+        raise ColumnError(f"{name} should hold whole numbers; row {row} is {values[row]!s:.40}", row=row)
+    return values.astype(np.int64)
+
+
+def _column_types(
+    files: Sequence[str], schemas: Sequence[pa.Schema], problems: list[Problem]
+) -> dict[str, list[pa.DataType]]:
+    """Columns that are in all files, and the types they have there."""
+    types: dict[str, list[pa.DataType]] = {}
+    present = [set(schema.names) for schema in schemas]
+    for name in dict.fromkeys(name for schema in schemas for name in schema.names):
+        lacking = [file for file, names in zip(files, present, strict=True) if name not in names]
+        for file in lacking:
+            problems.append(Problem("is not in this file, though it is in others", file=file, column=name))
+        if not lacking:
+            types[name] = [schema.field(name).type for schema in schemas]
+    return types
 
 
 def _data_files(root: Path, info: Info, listing: Listing, problems: list[Problem]) -> list[tuple[str, int | None]]:
@@ -147,7 +191,7 @@ def _check_frames(
 ) -> None:
     """Frames must count 0, 1, 2, … (where they are numbered at all)."""
     expected = np.arange(len(frame_index)) - np.repeat(starts[:-1], np.diff(starts))
-    wrong = np.flatnonzero((frame_index != expected) & (frame_index != -1))
+    wrong = np.flatnonzero((frame_index != expected) & (frame_index != _ABSENT))
     if not len(wrong):
         return
     episodes = np.searchsorted(starts, wrong, side="right") - 1
@@ -189,16 +233,35 @@ def _compare_with_listing(
             )
 
 
+def _compare_files(info: Info, listing: Listing, files: dict[int, str], problems: list[Problem]) -> None:
+    """v3 lists the data file of every episode, and LeRobot's own converter gets some of them wrong."""
+    wrong = []
+    for episode, file in files.items():
+        listed = listing.episodes.get(episode)
+        if info.is_v3 and listed and listed.data_file:
+            claimed = fill(info.data_path, chunk=listed.data_file[0], file=listed.data_file[1])
+            wrong += [(episode, file, claimed)] if claimed != file else []
+    if wrong:
+        episode, file, claimed = wrong[0]
+        more = f" (and so for {len(wrong) - 1} more episodes)" if len(wrong) > 1 else ""
+        problems.append(
+            Problem(
+                f"data/file_index says that its rows are in {claimed}; they are read from where they are{more}",
+                severity="note",
+                episode=episode,
+                file=file,
+            )
+        )
+
+
 def _tasks(
     listing: Listing, task_index: np.ndarray, episode_ids: np.ndarray, starts: np.ndarray, problems: list[Problem]
 ) -> tuple[list[str], Int64[np.ndarray, " rows"]]:
     """Task strings, and which one each row has: by its task_index, or else the first its episode is listed with."""
-    texts = dict.fromkeys(listing.tasks.values())
-    by_index = np.full(int(max([*listing.tasks, *task_index.tolist(), -1])) + 2, -1, np.int64)
-    positions = {text: position for position, text in enumerate(texts)}
-    for index, text in listing.tasks.items():
-        by_index[index] = positions[text]
-    task_of_row = np.where(task_index >= 0, by_index[task_index], -1)
+    positions = {text: position for position, text in enumerate(dict.fromkeys(listing.tasks.values()))}
+    numbers, inverse = np.unique(task_index, return_inverse=True)
+    texts = [listing.tasks.get(number) for number in numbers.tolist()]
+    task_of_row = np.array([-1 if text is None else positions[text] for text in texts], np.int64)[inverse]
     for episode, index in enumerate(episode_ids.tolist()):
         rows = slice(starts[episode], starts[episode + 1])
         unknown = task_of_row[rows] == -1
@@ -206,7 +269,7 @@ def _tasks(
             continue
         named = task_index[rows][unknown][0]
         listed = listing.episodes.get(index)
-        if named != -1:
+        if named != _ABSENT:
             problems.append(
                 Problem("refers to no task of meta/tasks", episode=index, column="task_index", value=str(named))
             )

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 
@@ -40,7 +41,7 @@ def find_segments(
             if note and not any(problem.message == note.message for problem in problems):
                 problems.append(note)
             video = index_video(path)
-        except (DataError, ValueError) as error:
+        except (OSError, ValueError) as error:
             for episode in rows.episode_ids[positions].tolist():
                 problems.append(Problem(str(error), episode=episode, file=relative, column=camera))
             continue
@@ -99,46 +100,44 @@ def _split(
 ) -> dict[int, Segment]:
     """v3: episodes lie one after the other.
 
-    If their lengths add up to the frames of the file, counting places them exactly. Otherwise (episodes were removed
-    from the lists, say) the recorded start times have to do, and must be within half a frame of a frame.
+    If their lengths add up to the frames of the file, counting places them exactly: sums of durations drift, so start
+    times may be slowly off, but a jump says that frames are missing from one episode and too many in another.
+    Otherwise (episodes were removed from the lists, say) start times have to do. They can be believed if each is that
+    of a frame, to a quarter of one, and no two episodes share frames.
     """
     starts_s = {p: listing.episodes[int(rows.episode_ids[p])].videos[camera].start_s for p in positions}
     positions = sorted(positions, key=lambda position: (starts_s[position], position))
-    lengths = [int(rows.starts[position + 1] - rows.starts[position]) for position in positions]
-    by_count = np.concatenate([[0], np.cumsum(lengths)])
-    exact = int(by_count[-1]) == len(video)
-    if not exact:
-        problems.append(
-            Problem(
-                f"the video has {len(video)} frames, its {len(positions)} episodes have {by_count[-1]}",
-                file=relative,
-                column=camera,
-            )
-        )
+    times = np.array([starts_s[position] for position in positions])
+    lengths = rows.starts[np.array(positions) + 1] - rows.starts[positions]
+
+    def complain(message: str, severity: Literal["problem", "note"] = "problem", place: int | None = None) -> None:
+        episode = None if place is None else int(rows.episode_ids[positions[place]])
+        problems.append(Problem(message, severity, episode, relative, camera))
+
+    if lengths.sum() == len(video):
+        firsts = np.cumsum(lengths) - lengths
+        off = times * info.fps - firsts
+        jumps = np.abs(np.diff(off, prepend=0)) > 0.75
+        for place in np.flatnonzero(np.abs(off) > 0.5).tolist():
+            said = f"from_timestamp is {times[place]:.4f} s; counting frames gives {firsts[place] / info.fps:.4f} s"
+            if jumps[place]:
+                complain(f"{said}: the video or the lists have lost frames", place=place)
+            else:
+                complain(f"{said}, which is used", "note", place)
+    else:
+        firsts = np.array([video.nearest(time) for time in times.tolist()])
+        shown = np.array([video.time(first) for first in firsts.tolist()])
+        whole = np.all(np.abs(shown - times) * info.fps <= 0.25)
+        apart = np.all(firsts + lengths <= np.append(firsts[1:], len(video)))
+        said = f"the video has {len(video)} frames, its {len(positions)} episodes have {lengths.sum()}"
+        if whole and apart:
+            complain(f"{said}; they are placed by from_timestamp", "note")
+        else:
+            complain(said)
     found = {}
-    for position, length, counted in zip(positions, lengths, by_count, strict=False):
-        episode, start = int(rows.episode_ids[position]), starts_s[position]
-        timed = video.nearest(start)
-        if exact and abs(start * info.fps - counted) > 0.5:
-            problems.append(
-                Problem(
-                    f"from_timestamp is {start:.4f} s; counting frames gives {counted / info.fps:.4f} s, which is used",
-                    severity="note",
-                    file=relative,
-                    episode=episode,
-                    column=camera,
-                )
-            )
-        first = int(counted) if exact else timed
-        if first + length > len(video):
-            problems.append(
-                Problem(
-                    f"needs {length} frames from frame {first} on, the video has {len(video)}",
-                    file=relative,
-                    episode=episode,
-                    column=camera,
-                )
-            )
-            continue
-        found[position] = Segment(video, first)
+    for place, (position, first, length) in enumerate(zip(positions, firsts.tolist(), lengths.tolist(), strict=True)):
+        if first + length <= len(video):
+            found[position] = Segment(video, first)
+        else:
+            complain(f"needs {length} frames from frame {first} on, the video has {len(video)}", place=place)
     return found

@@ -5,13 +5,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import av
+import av.container
 import numpy as np
 from jaxtyping import Int64, UInt8
 
+from pirl.data.lerobot.layout import first_line
 from pirl.errors import DataError
 
 # Decoders are named by their library, and info.json may use yet another name.
 _CODEC_NAMES = {"libdav1d": "av1", "libaom-av1": "av1", "libsvtav1": "av1", "mp4v": "mpeg4", "h265": "hevc"}
+
+# Files that hold their frames themselves: a playlist would have FFmpeg open whatever it names.
+_OPTIONS = {"format_whitelist": "mov,mp4,matroska,webm,avi", "protocol_whitelist": "file"}
 
 
 @dataclass(frozen=True)
@@ -33,6 +38,10 @@ class VideoIndex:
             return 0
         return int(np.abs((self.pts - self.pts[0]) * self.seconds_per_tick - seconds).argmin())
 
+    def time(self, frame: int) -> float:
+        """When a frame is shown, in seconds from the first."""
+        return float(self.pts[frame] - self.pts[0]) * self.seconds_per_tick if len(self.pts) else 0.0
+
 
 def codec_name(name: str) -> str:
     """The codec, whichever of its names is given."""
@@ -42,7 +51,7 @@ def codec_name(name: str) -> str:
 def index_video(path: Path) -> VideoIndex:
     """Read the times of all frames from the packets."""
     try:
-        with av.open(str(path)) as container:
+        with _open(path) as container:
             if not container.streams.video:
                 raise DataError("holds no video")
             stream = container.streams.video[0]
@@ -57,39 +66,56 @@ def index_video(path: Path) -> VideoIndex:
                 codec_name(context.name),
                 (context.height, context.width),
             )
+    except DataError:
+        raise
     except (av.FFmpegError, OSError, ValueError) as error:
-        if isinstance(error, DataError):
-            raise
-        raise DataError(f"cannot be read as video: {_reason(error)}") from error
+        raise DataError(f"cannot be read as video: {first_line(error)}") from error
 
 
 def decode_frames(index: VideoIndex, first: int, count: int) -> Iterator[UInt8[np.ndarray, "h w 3"]]:
     """Frames number first, …, first + count - 1 as RGB. Seeks to the key frame before them."""
     if first < 0 or first + count > len(index):
         raise DataError(f"{index.path} has {len(index)} frames; frames {first} to {first + count - 1} were wanted.")
-    wanted = index.pts[first : first + count]
-    done = 0
-    try:
-        with av.open(str(index.path)) as container:
-            stream = container.streams.video[0]
-            # Episodes are decoded side by side; threads inside each decoder would only get in each other's way.
-            stream.codec_context.thread_count = 1
-            if first:
-                container.seek(int(wanted[0]), stream=stream, backward=True)
-            for frame in container.decode(stream):
-                if frame.pts is None or done == count or frame.pts < wanted[done]:
-                    continue
-                if frame.pts != wanted[done]:
-                    break
-                yield frame.to_ndarray(format="rgb24")
+    done, back = 0, 0
+    cause: Exception | None
+    while done < count:
+        problem, cause = "is damaged or missing", None
+        try:
+            for picture in _decode_from(index, first - back, index.pts[first : first + count]):
+                yield picture
                 done += 1
-                if done == count:
-                    return
-    except (av.FFmpegError, OSError) as error:
-        raise DataError(f"{index.path}: frame {first + done} cannot be decoded: {_reason(error)}.") from error
-    if done < count:
-        raise DataError(f"{index.path}: frame {first + done} of {len(index)} is damaged or missing.")
+        except (av.FFmpegError, OSError) as error:
+            problem, cause = f"cannot be decoded: {first_line(error)}", error
+        if done < count and (done or back == first):
+            raise DataError(f"{index.path}: frame {first + done} of {len(index)} {problem}.") from cause
+        # A seek may land past the frame (open groups of pictures, fragments): start ever further in front of it.
+        back = min(first, max(8, 2 * back))
 
 
-def _reason(error: BaseException) -> str:
-    return getattr(error, "strerror", None) or str(error).splitlines()[0]
+def _decode_from(
+    index: VideoIndex, start: int, wanted: Int64[np.ndarray, " wanted"]
+) -> Iterator[UInt8[np.ndarray, "h w 3"]]:
+    """The frames of these times, up to the first that does not come."""
+    done = 0
+    with _open(index.path) as container:
+        stream = container.streams.video[0]
+        # Episodes are decoded side by side; threads inside each decoder would only get in each other's way.
+        stream.codec_context.thread_count = 1
+        if start:
+            container.seek(int(index.pts[start]), stream=stream, backward=True)
+        for frame in container.decode(stream):
+            if frame.pts is None or frame.pts < wanted[done]:
+                continue
+            if frame.pts != wanted[done]:
+                return
+            yield frame.to_ndarray(format="rgb24")
+            done += 1
+            if done == len(wanted):
+                return
+
+
+def _open(path: Path) -> av.container.InputContainer:
+    try:
+        return av.open(f"file:{path}", options=_OPTIONS)
+    except (av.ArgumentError, av.InvalidDataError) as error:
+        raise DataError("is no whole mp4, matroska or avi file") from error
