@@ -72,7 +72,10 @@ def test_demonstrations_need_labels_or_to_be_called_successes(run, dataset):
 def test_info_tells_what_is_in_it(run, dataset):
     code, out, _ = run("data", "info", dataset.root)
     assert code == 0
-    assert "not told" in out
+    assert "not told: 3 episodes say nothing about success (0, 1, 2): label them (pirl data label)" in " ".join(
+        out.split()
+    )
+    assert "3 of 3 episodes (100%)" in run("data", "info", dataset.root, "--unlabelled", "success")[1]
     run("data", "label", dataset.root, "--success", "0", "--failure", "rest")
     _, out, _ = run("data", "info", dataset.root)
     assert "1 of 3 episodes (33%)" in out
@@ -108,9 +111,76 @@ def test_labels_come_from_questions_and_are_kept_when_one_stops(run, dataset):
     assert "all 3 episodes are labelled" in run("data", "label", dataset.root, answers="")[1]
 
 
+def said(dataset):
+    """Success and time-out of each labelled episode."""
+    lines = map(json.loads, (dataset.root / "meta" / "pirl_labels.jsonl").read_text().splitlines())
+    return {line["episode"]: (line.get("success"), line.get("truncated")) for line in lines}
+
+
+def test_a_wrong_time_out_is_taken_back_by_a_new_answer(run, dataset):
+    run("data", "label", dataset.root, answers="t\nt\nq\n")
+    assert said(dataset) == {0: (False, True), 1: (False, True)}
+    run("data", "label", dataset.root, "--ask-again", answers="n\ny\nq\n")
+    assert said(dataset) == {0: (False, False), 1: (True, False)}
+
+
+def test_a_wrong_time_out_is_taken_back_by_new_lists(run, dataset):
+    run("data", "label", dataset.root, "--failure", "rest", "--truncated", "0-2")
+    assert said(dataset) == dict.fromkeys(range(3), (False, True))
+    run("data", "label", dataset.root, "--failure", "0,2", "--success", "1", "--truncated", "2")
+    assert said(dataset) == {0: (False, False), 1: (True, False), 2: (False, True)}
+    run("data", "label", dataset.root, "--truncated", "0")
+    assert said(dataset)[0] == (False, True)
+
+
+def test_info_reads_the_columns_it_is_told_to(run, tmp_path):
+    built = build(tmp_path / "data", rewards="hilserl", cameras="none")
+    assert "2 of 3 episodes" in run("data", "info", built.root)[1]
+    _, out, _ = run("data", "info", built.root, "--reward-column", "complementary_info.discrete_penalty")
+    assert "not told: 3 episodes say nothing about success (0, 1, 2), nor do the rewards" in out
+    assert "3 of 3 episodes" in run("data", "info", built.root, "--success-column", "next.done")[1]
+
+
+@pytest.mark.parametrize(("answers", "code"), [("q\n", 0), ("\n\n\n", 0), ("", 2), ("\n", 2), (None, 2)])
+def test_without_an_answer_nothing_is_written_and_that_is_said(run, dataset, monkeypatch, answers, code):
+    before = contents(dataset.root)
+    if answers is None:
+        monkeypatch.setattr("sys.stdin", None)
+    ended, out, err = run("data", "label", dataset.root, answers=answers)
+    assert ended == code
+    assert "nothing was written" in out + err
+    assert ("--csv" in err) == ("--success" in err) == (code == 2)
+    assert contents(dataset.root) == before
+
+
+def test_a_dataset_may_follow_two_dashes(run, tmp_path, monkeypatch):
+    build(tmp_path / "--data")
+    monkeypatch.chdir(tmp_path)
+    assert run("data", "check", "--reward", "raw", "--", "--data")[0] == 0
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        (["data", "lable", "."], "pirl data has no command lable. Did you mean label?"),
+        (["convrt", "."], "pirl has no command convrt. Did you mean convert?"),
+        (["data", "xyz"], "pirl data has no command xyz. See pirl data --help."),
+    ],
+)
+def test_a_mistyped_command_is_named(run, arguments, message):
+    code, _, err = run(*arguments)
+    assert code == 2
+    assert message in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["label", "{root}", "--success", ""], "--success names no episodes"),
+        (["label", "{root}", "--success", "0", "--truncated", " , "], "--truncated names no episodes"),
+        (["label", "{root}", "--success", "0-9999999"], "no episode 9999999 (in '0-9999999'); the last one is 2"),
+        (["label", "{root}", "--success", "rest", "--failure", "rest"], "only one"),
+        (["label", "{root}", "--csv", "a.csv", "--success", ""], "either"),
         (["label", "{root}", "--success", "0", "--failure", "0-1"], "episode 0 cannot be both"),
         (["label", "{root}", "--success", "9"], "no episode 9"),
         (["label", "{root}", "--success", "1-x"], "1-x"),

@@ -12,6 +12,8 @@ import sys
 import threading
 import time
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -24,7 +26,6 @@ from pirl.data.frames import digests as digests_module
 from pirl.data.frames.cache import FrameCacheConfig, open_frames
 from pirl.data.frames.digests import file_digests
 from pirl.data.frames.entries import delete_frame_cache, list_frame_caches, locked
-from pirl.data.frames.reader import aligned_empty
 from pirl.data.frames.store import StoreLayout, StoreWriter
 from pirl.data.images import resize_with_pad
 from pirl.errors import ConfigError, DataError
@@ -42,7 +43,6 @@ class FakeSource:
     lengths: np.ndarray
     size: tuple[int, int] = (24, 32)
     name: str = "me/fake"
-    seconds_per_frame: float = 0.0
     starts: tuple = ((0, 0),)
 
     def source_files(self, camera):
@@ -58,9 +58,7 @@ class FakeSource:
     def decode(self, camera, episode):
         with self.log.open("a") as log:
             log.write(f"{camera} {episode}\n")
-        for frame in self.pixels(camera, episode):
-            time.sleep(self.seconds_per_frame)
-            yield frame
+        yield from self.pixels(camera, episode)
 
     def everything(self, camera, height=24, width=32):
         frames = np.concatenate([self.pixels(camera, episode) for episode in range(len(self.lengths))])
@@ -106,6 +104,14 @@ source = make_source(root, **{options!r})
 {statements}
 """
     return subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def until_stopped(frame, ran_out):
+    """Frames without end, for whoever should stop asking; one that does not is noted rather than waited for for ever."""
+    end = time.monotonic() + 300
+    while time.monotonic() < end:
+        yield frame
+    ran_out.append(True)
 
 
 def wait_until(condition, seconds=300.0):
@@ -174,13 +180,11 @@ def opened(request, tmp_path_factory):
 def test_any_rows_in_any_order_are_gathered_as_from_an_array(opened, rows, dtype):
     frames, array = opened
     rows = np.asarray(rows, dtype)
-    np.testing.assert_array_equal(frames.gather(rows), array[rows])
-    frames.will_need([(int(row), int(row) + 3) for row in rows if row < len(array) - 3])
-    frames.release([(int(row), int(row) + 1) for row in rows])
-    out = aligned_empty((len(rows), 24, 32, 3))
-    assert not len(rows) or out.ctypes.data % 64 == 0
-    assert frames.gather(rows, out) is out
-    np.testing.assert_array_equal(out, array[rows])
+    for _ in range(2):
+        out = frames.gather(rows)
+        np.testing.assert_array_equal(out, array[rows])
+        assert not len(rows) or out.ctypes.data % 64 == 0
+        frames.release()
 
 
 @pytest.mark.parametrize("rows", [[-1], [sum(LENGTHS)], [0, 10**12]])
@@ -194,26 +198,22 @@ def test_released_memory_is_given_back_and_the_frames_are_not_lost(tmp_path):
     source.lengths = np.full(8, 40)
     frames = open_frames(source, ["top"], FrameCacheConfig(256, 256, directory=tmp_path / "cache"))["top"]
     size = np.prod(frames.shape)
-    out = aligned_empty((1, 256, 256, 3))
-    frames.gather(np.array([0]), out)
+    frames.gather(np.array([0]))
 
     def resident():
         return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")
 
     def touch(rows):
         for row in rows:
-            frames.gather(np.array([row]), out)
+            frames.gather(np.array([row]))
         return resident()
 
     everything = touch(range(frames.shape[0]))
-    frames.release([(0, frames.shape[0] // 2)])
-    half = resident()
     frames.release()
     nothing = resident()
-    assert everything - half > 0.4 * size
-    assert half - nothing > 0.4 * size
+    assert everything - nothing > 0.8 * size
     assert touch([5]) - nothing < 0.1 * size
-    np.testing.assert_array_equal(out[0], source.pixels("top", 0)[5])
+    np.testing.assert_array_equal(frames.gather(np.array([5]))[0], source.pixels("top", 0)[5])
 
 
 @pytest.mark.skipif(not GOLDEN_DATA.is_dir(), reason="needs ../shared/golden_data")
@@ -254,23 +254,23 @@ open_frames(source, ["top"], config(root, {compression!r}, workers=1))
     np.testing.assert_array_equal(read_all(frames), source.everything("top"))
 
 
-def test_control_c_stops_at_once_and_loses_nothing_finished(tmp_path):
-    source = make_source(tmp_path, seconds_per_frame=0.005)
-    source.lengths = np.asarray([2, 2, 100_000])
-    decode, interrupted = source.decode, []
+def test_control_c_stops_at_once_and_loses_nothing_finished(tmp_path, request):
+    # A shell that starts tests in the background has them ignore it.
+    request.addfinalizer(partial(signal.signal, signal.SIGINT, signal.getsignal(signal.SIGINT)))
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    source = make_source(tmp_path)
+    decode, ran_out = source.decode, []
 
     def interrupting(camera, episode):
-        for number, frame in enumerate(decode(camera, episode)):
-            if episode == 2 and number == 1:
-                interrupted.append(time.monotonic())
-                os.kill(os.getpid(), signal.SIGINT)
-            yield frame
+        yield from decode(camera, episode)
+        if episode == 2:
+            os.kill(os.getpid(), signal.SIGINT)
+            yield from until_stopped(np.zeros((24, 32, 3), np.uint8), ran_out)
 
     source.decode = interrupting
-    source.pixels = lambda camera, episode: np.broadcast_to(np.uint8(7), (source.lengths[episode], 24, 32, 3))
     with pytest.raises(KeyboardInterrupt):
         open_frames(source, ["top"], config(tmp_path, workers=1))
-    assert time.monotonic() - interrupted[0] < 100
+    assert not ran_out
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("frame-cache")]
     with pytest.raises(KeyboardInterrupt):
         open_frames(source, ["top"], config(tmp_path, workers=1))
@@ -286,31 +286,37 @@ print(all((read_all(frames[camera]) == source.everything(camera)).all() for came
 """
     source = make_source(tmp_path)
     processes = [
-        run_elsewhere(tmp_path, use.format(cameras=cameras), seconds_per_frame=0.02)
-        for cameras in (["top", "wrist"], ["wrist", "top"])
+        run_elsewhere(tmp_path, use.format(cameras=cameras)) for cameras in (["top", "wrist"], ["wrist", "top"])
     ]
     outputs = [process.communicate(timeout=300) for process in processes]
     assert [output for output, _ in outputs] == ["True\n", "True\n"], outputs
     assert source.decoded == Counter(f"{camera} {episode}" for camera in ("top", "wrist") for episode in range(6))
-    assert sum("another process is building" in messages for _, messages in outputs) == 1
 
 
 def test_whoever_waits_for_a_build_takes_over_when_it_is_killed(tmp_path, caplog):
+    build = """
+decode = source.decode
+def stuck_in_episode_2(camera, episode):
+    yield from decode(camera, episode)
+    if episode == 2:
+        threading.Event().wait()
+source.decode = stuck_in_episode_2
+open_frames(source, ["top"], config(root, workers=1))
+"""
     source = make_source(tmp_path)
-    build = 'open_frames(source, ["top"], config(root, workers=1))'
-    builder = run_elsewhere(tmp_path, build, seconds_per_frame=0.05)
-    wait_until(lambda: "top 2" in source.decoded)
-    threading.Timer(0.3, builder.kill).start()
-    with caplog.at_level(logging.INFO):
-        frames = open_frames(source, ["top"], config(tmp_path))["top"]
-    assert builder.wait(300) == -signal.SIGKILL
-    builder.communicate()
-    assert "another process is building" in caplog.text
-    np.testing.assert_array_equal(read_all(frames), source.everything("top"))
-    decoded = source.decoded
-    assert decoded["top 0"] == decoded["top 1"] == 1
-    # All, and again the one that was under way.
-    assert sum(decoded.values()) == 7
+    builder = run_elsewhere(tmp_path, build)
+    with caplog.at_level(logging.INFO), ThreadPoolExecutor(1) as pool:
+        try:
+            wait_until(lambda: "top 2" in source.decoded)
+            waiting = pool.submit(open_frames, source, ["top"], config(tmp_path))
+            wait_until(lambda: "another process is building" in caplog.text)
+        finally:
+            builder.kill()
+            builder.communicate()
+    assert builder.returncode == -signal.SIGKILL
+    np.testing.assert_array_equal(read_all(waiting.result()["top"]), source.everything("top"))
+    # All once, and again the one that was under way.
+    assert source.decoded == Counter({f"top {episode}": 1 + (episode == 2) for episode in range(6)})
 
 
 def test_a_lock_on_a_deleted_entry_is_worth_nothing_and_is_taken_anew(tmp_path, caplog):
@@ -427,9 +433,11 @@ def test_digests_are_remembered_until_the_file_is_touched(tmp_path, monkeypatch)
         assert file_digests(files, memory) == expected
 
 
-def test_a_file_written_just_now_is_read_again(tmp_path):
+def test_a_file_written_just_now_is_read_again(tmp_path, monkeypatch):
     """Its next change may fall into the same tick of the clock, and would not show."""
     (tmp_path / "a").write_bytes(b"a")
+    a_second_later = (tmp_path / "a").stat().st_mtime_ns + 10**9
+    monkeypatch.setattr(time, "time_ns", lambda: a_second_later)
     file_digests([tmp_path / "a"], tmp_path / "memory.json")
     assert str(tmp_path / "a") not in (tmp_path / "memory.json").read_text()
 
@@ -541,7 +549,7 @@ def test_using_an_entry_is_noted(tmp_path):
     open_frames(source, ["top"], config(tmp_path))
     os.utime(entry_directories(tmp_path)[0] / "about.json", (1e9, 1e9))
     open_frames(source, ["top"], config(tmp_path))
-    assert abs(list_frame_caches(tmp_path / "cache")[0].last_used.timestamp() - time.time()) < 60
+    assert list_frame_caches(tmp_path / "cache")[0].last_used.year > 2001
 
 
 # --- what is refused, and what is said --------------------------------------------------------------------------------
@@ -560,31 +568,49 @@ def test_a_wrong_number_of_frames_is_named_and_never_kept(tmp_path, got):
 
 def test_an_error_of_the_source_ends_the_build(tmp_path):
     source = make_source(tmp_path)
-    source.lengths = np.full(500, 2)
-    decode = source.decode
+    decode, ran_out = source.decode, []
 
     def failing(camera, episode):
         if episode == 3:
             raise DataError("video 3 is broken")
-        time.sleep(0.01)
         yield from decode(camera, episode)
+        if episode > 3:
+            yield from until_stopped(np.zeros((24, 32, 3), np.uint8), ran_out)
 
     source.decode = failing
     with pytest.raises(DataError, match="video 3 is broken"):
         open_frames(source, ["top"], config(tmp_path, workers=2))
-    assert len(source.decoded) < 50
+    assert not ran_out
     assert not list_frame_caches(tmp_path / "cache")[0].complete
 
 
-def test_what_will_be_written_is_announced(tmp_path, caplog, monkeypatch):
+@pytest.mark.parametrize("progress", [True, False])
+def test_what_will_be_written_is_announced(tmp_path, caplog, capsys, progress):
+    """For people on the screen, without any setting of logging; for programs in the log."""
+    with caplog.at_level(logging.INFO):
+        open_frames(make_source(tmp_path), ["top", "wrist"], config(tmp_path), progress=progress)
+    screen = capsys.readouterr().err
+    told, other = (screen, caplog.text) if progress else (caplog.text, screen)
+    size = 2 * sum(LENGTHS) * 24 * 32 * 3 / 2**20
+    said = f"frame cache for me/fake: 2 cameras x 26 frames at 24x32 = {size:.1f} MiB in {tmp_path / 'cache'} ("
+    assert said in told
+    assert "GiB free" in told
+    assert said not in other
+
+
+def test_progress_is_logged_where_there_is_no_terminal(tmp_path, caplog, monkeypatch):
     monkeypatch.setattr(cache_module, "_SECONDS_BETWEEN_LOG_LINES", 0.0)
     with caplog.at_level(logging.INFO):
         open_frames(make_source(tmp_path), ["top", "wrist"], config(tmp_path))
-    size = 2 * sum(LENGTHS) * 24 * 32 * 3 / 2**20
-    said = f"frame cache for me/fake: 2 cameras x 26 frames at 24x32 = {size:.1f} MiB in {tmp_path / 'cache'} ("
-    assert said in caplog.text
-    assert "GiB free" in caplog.text
     assert "me/fake: 52 of 52 frames" in caplog.text
+
+
+def test_what_only_linux_has_is_not_needed(tmp_path, monkeypatch):
+    for name in ("sched_getaffinity", "posix_fadvise", "posix_fallocate"):
+        monkeypatch.delattr(os, name, raising=False)
+    source = make_source(tmp_path)
+    frames = open_frames(source, ["top"], config(tmp_path))["top"]
+    np.testing.assert_array_equal(read_all(frames), source.everything("top"))
 
 
 def test_a_terminal_shows_a_bar(tmp_path, monkeypatch):

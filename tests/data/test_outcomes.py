@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pirl.data import (
@@ -107,6 +107,16 @@ def test_success_may_stand_in_the_episode_metadata(tmp_path, version, key, yes_n
     assert outcomes.rewards.nonzero()[0].tolist() == [7 + 5 - 1]
 
 
+def test_a_success_column_goes_before_metadata_and_metadata_before_rewards(tmp_path):
+    for number, (column, expected) in enumerate([("is_success", [1, 0]), ("next.reward", [0, 1])]):
+        built = build(tmp_path / str(number), cameras="none", rewards="none", lengths=(2, 2))
+        for episode, values in enumerate([[1, 1], [0, 0]]):
+            new = {column: values}
+            edit_table(built.episodes[episode].data_file, lambda table, new=new: _with_columns(table, new, {}))
+            set_episode(built, "success", not values[0], episode)
+        assert read_outcomes(open_dataset(built.root), OutcomeConfig()).success.tolist() == expected
+
+
 def test_metadata_that_speak_of_some_episodes_leave_the_others_silent(tmp_path):
     built = build(tmp_path, version="v3.0", cameras="none", rewards="none")
     set_episode(built, "success", False, 1)
@@ -125,8 +135,11 @@ FAMILIES = {
     "1 on every frame speaks of the episode": ([[1, 1, 1, 1], [0, 0], [1]], [(1, 4), (0, 2), (1, 1)]),
     "-1/0": ([[-1, -1, 0], [-1, -1]], [(1, 3), (0, 2)]),
     "-1/0, never a success": ([[-1, -1, -1], [-1]], [(0, 3), (0, 1)]),
-    "-1 until success, then 0": ([[-1, 0, 0, 0], [-1, -1, 0, -1]], [(1, 2), (1, 3)]),
-    "RECAP": ([[-1, -1, -20], [-1, -1, -1, 0], [0]], [(0, 3), (1, 4), (1, 1)]),
+    "-1 until success, then 0": ([[-1, 0, 0, 0], [-1, -1, 0, 0]], [(1, 2), (1, 3)]),
+    "-1 for a failure, 1 for a success": ([[0, 0, 1], [0, -1], [0, 0, 0], [0, 1, 0]], [(1, 3), (0, 2), (0, 3), (1, 2)]),
+    "-1 per step, 1 at success": ([[-1, -1, 1], [-1, -1]], [(1, 3), (0, 2)]),
+    "RECAP": ([[-1, -1, -20], [-1, -1, -1, 0]], [(0, 3), (1, 4)]),
+    "RECAP, never a success": ([[-1, -1, -10], [-1, -10], [-1, -1, -1, -10]], [(0, 3), (0, 2), (0, 4)]),
     "another cost per step": ([[-0.1, -0.1, 0], [-0.1, -0.2, -5]], [(1, 3), (0, 3)]),
 }
 
@@ -167,6 +180,11 @@ def test_rewards_mean_the_same_in_every_type(tmp_path, kind):
         [[-0.3, -0.2, -0.1], [-0.5, -0.4, -0.4]],
         # A penalty now and then is no cost of every step: a last frame without one is no success.
         [[0, 0, -0.02, 0], [0, -0.02, 0, 0]],
+        [[-0.02, 0, 0, 0], [-0.02, -0.02, 0, 0]],
+        # -1 for a failure, 0 for all else: the first frame is no success.
+        [[0, 0, 0, -1], [0, 0, 0, 0]],
+        [[-1, -1, 0], [-1, 0, -1]],
+        [[-1, -1, -1, -10], [0, 0, -1, 0]],
     ],
 )
 def test_dense_rewards_do_not_tell_success_but_can_be_used_raw(tmp_path, rewards):
@@ -181,6 +199,26 @@ def test_dense_rewards_do_not_tell_success_but_can_be_used_raw(tmp_path, rewards
     assert outcomes.success.tolist() == [-1, -1]
     assert ended(outcomes) == [True, True]
     assert ended(read_outcomes(dataset, OutcomeConfig(reward="raw", failures="timeout"))) == [False, False]
+
+
+@pytest.mark.parametrize("rewards", [[[0, 0, 0, -1], [0, 0, 0, 0]], [[0.2, 0.7], [0.1, 0.3]]])
+def test_episodes_whose_rewards_are_not_understood_are_never_called_successes(tmp_path, rewards):
+    dataset = recorded(tmp_path, {"next.reward": rewards})
+    message = complaint(dataset, OutcomeConfig(unlabelled="success"))
+    for way_out in ("pirl data label", "success column", "--reward raw"):
+        assert way_out in message
+    assert "unlabelled" not in message
+    assert read_outcomes(dataset, OutcomeConfig("raw", unlabelled="success")).success.tolist() == [-1, -1]
+
+
+@pytest.mark.parametrize("costs", [[-1, -1, 0], [-1, -1, -20]])
+@pytest.mark.parametrize("unlabelled", ["error", "success"])
+def test_an_episode_of_zeros_among_costs_says_nothing(tmp_path, costs, unlabelled):
+    columns = {"next.reward": [costs, [0, 0, 0], [-1, -1, -20]]}
+    config = OutcomeConfig(unlabelled=unlabelled)
+    assert "1 episode says nothing about success (1)" in complaint(recorded(tmp_path / "silent", columns), config)
+    labelled = recorded(tmp_path / "labelled", columns, labels=[Label(1, success=True)])
+    assert read_outcomes(labelled, config).success.tolist() == [int(costs[-1] == 0), 1, 0]
 
 
 @pytest.mark.parametrize("column", ["next.success", "is_success", "success"])
@@ -220,7 +258,8 @@ def test_columns_are_chosen_by_name(tmp_path):
 )
 def test_what_holds_for_all_outcomes(tmp_path_factory, rewards, costs, failures):
     """0/1 and -1/0 are two ways to say the same; returns follow from success and length alone."""
-    assume(not costs or any(0 in episode for episode in rewards))  # zeros alone are no costs
+    if costs:  # until success, and at least the first step
+        rewards = [[0, *sorted(episode)] for episode in rewards]
     shown = [[r - costs for r in episode] for episode in rewards]
     dataset = recorded(tmp_path_factory.mktemp("d"), {"next.reward": shown})
     for reward in ("sparse", "step_penalty"):
@@ -360,7 +399,10 @@ def test_a_labelled_reward_is_the_raw_reward_of_the_last_step(tmp_path):
     beside = recorded(tmp_path / "beside", {"next.reward": [[5.0, 6, 7], [8.0, 9]]}, labels=labels[:1])
     assert read_outcomes(beside, OutcomeConfig("raw")).rewards.tolist() == [0, 0, 2.5, 8, 9]
     # A number is no statement about success.
-    assert "1 episode says nothing about success (0)" in complaint(alone, OutcomeConfig("sparse"))
+    for unlabelled in ("error", "success"):
+        message = complaint(alone, OutcomeConfig("sparse", unlabelled=unlabelled))
+        assert "1 episode says nothing about success (0)" in message
+        assert "--reward raw" in message
 
 
 def test_labels_go_by_episode_number_where_numbers_have_gaps(tmp_path):
@@ -474,6 +516,7 @@ def test_the_summary_counts_what_is_there(tmp_path, version):
     assert (summary["episodes"], summary["frames"], summary["fps"], summary["version"]) == (4, 26, 10, version)
     assert [entry["episodes"] for entry in summary["tasks"]] == [2, 2]
     outcomes = summary["outcomes"]
+    assert summary["outcome_problem"] is None
     assert (outcomes["known"], outcomes["success"], outcomes["rate"], outcomes["timeouts"]) == (4, 2, 0.5, 1)
     assert (outcomes["returns"]["min"], outcomes["returns"]["max"]) == (-8, -5)
     assert outcomes["returns"]["mean"] == pytest.approx((-6 - 5 - 8 - 5) / 4)
@@ -488,6 +531,7 @@ def test_the_summary_counts_what_is_there(tmp_path, version):
 def test_the_summary_of_silent_data_has_no_outcomes_and_no_cameras(tmp_path):
     summary = summarize(open_dataset(build(tmp_path, cameras="none", rewards="none").root), OutcomeConfig())
     assert summary["outcomes"] is None
+    assert "3 episodes say nothing about success" in summary["outcome_problem"]
     assert summary["cameras"] == []
 
 

@@ -1,6 +1,7 @@
 """`pirl data`: look into, check and label LeRobot datasets, compute their statistics, see to their frame cache."""
 
 import json
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -11,18 +12,13 @@ from pirl.cli.console import facts, show
 from pirl.errors import UserError
 
 if TYPE_CHECKING:
-    from pirl.data import Dataset, Label
+    from pirl.data import Dataset, Label, OutcomeConfig
 
 DatasetPath = Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="DATASET")]
 
 
 @dataclass(frozen=True)
-class Check:
-    """Validate a dataset before training on it: every problem, by episode, file, column and value.
-
-    Exit code 2 if there are problems. Notes say how an oddity is read; they do not keep a dataset from training.
-    """
-
+class _WithOutcomes:
     dataset: DatasetPath
     """Directory of a LeRobot dataset (v2.0, v2.1 or v3.0), or its hub id."""
     reward: Literal["sparse", "step_penalty", "raw"] = "sparse"
@@ -33,17 +29,31 @@ class Check:
     """Column that says whether the episode succeeded (default: next.success, is_success or success)."""
     unlabelled: Literal["error", "success"] = "error"
     """What episodes that say nothing about success are: a problem, or demonstrations that succeeded."""
+
+    def outcomes(self) -> "OutcomeConfig":
+        """How to tell the outcomes of episodes."""
+        from pirl.data import OutcomeConfig
+
+        return OutcomeConfig(self.reward, self.reward_column, self.success_column, unlabelled=self.unlabelled)
+
+
+@dataclass(frozen=True)
+class Check(_WithOutcomes):
+    """Validate a dataset before training on it: every problem, by episode, file, column and value.
+
+    Exit code 2 if there are problems. Notes say how an oddity is read; they do not keep a dataset from training.
+    """
+
     decode: bool = False
-    """Decode every video frame too, instead of counting them."""
+    """Decode every video frame, not only the first of each episode."""
     json: bool = False
     """Print as JSON."""
 
     def run(self) -> int:
         """Do it; the return value is the exit code."""
-        from pirl.data import OutcomeConfig, check_dataset
+        from pirl.data import check_dataset
 
-        config = OutcomeConfig(self.reward, self.reward_column, self.success_column, unlabelled=self.unlabelled)
-        dataset, found = check_dataset(self.dataset, config, decode=self.decode)
+        dataset, found = check_dataset(self.dataset, self.outcomes(), decode=self.decode)
         problems = [entry for entry in found if entry.severity == "problem"]
         notes = [entry for entry in found if entry.severity == "note"]
         if self.json:
@@ -61,21 +71,17 @@ class Check:
 
 
 @dataclass(frozen=True)
-class Info:
+class Info(_WithOutcomes):
     """Print what is in a dataset: episodes, tasks, success, lengths, returns, cameras."""
 
-    dataset: DatasetPath
-    """Directory of a LeRobot dataset (v2.0, v2.1 or v3.0), or its hub id."""
-    reward: Literal["sparse", "step_penalty", "raw"] = "sparse"
-    """Reward that the returns are sums of."""
     json: bool = False
     """Print as JSON."""
 
     def run(self) -> int:
         """Do it; the return value is the exit code."""
-        from pirl.data import OutcomeConfig, open_dataset, summarize
+        from pirl.data import open_dataset, summarize
 
-        summary = summarize(open_dataset(self.dataset), OutcomeConfig(self.reward))
+        summary = summarize(open_dataset(self.dataset), self.outcomes())
         if self.json:
             print(json.dumps(summary, indent=2))
             return 0
@@ -87,7 +93,7 @@ class Info:
         ]
         outcome = summary["outcomes"]
         if outcome is None:
-            rows.append(("success", "not told; see pirl data label"))
+            rows.append(("success", f"not told: {summary['outcome_problem']}"))
         else:
             rate = (
                 f"{outcome['success']} of {outcome['known']} episodes ({outcome['rate']:.0%})"
@@ -113,7 +119,7 @@ class LabelEpisodes:
     """Say which episodes succeeded. Written to meta/pirl_labels.jsonl; the dataset itself is not touched.
 
     Labels come from a CSV file (columns episode and success, reward or truncated), from lists of episodes, or, if
-    neither is given, from one question per episode. New labels replace old ones of the same episode.
+    neither is given, from one question per episode. What a new label says replaces what was said before.
     """
 
     dataset: DatasetPath
@@ -125,7 +131,7 @@ class LabelEpisodes:
     failure: str | None = None
     """Episodes that failed, likewise."""
     truncated: str | None = None
-    """Episodes that ran out of time rather than ending."""
+    """Episodes that ran out of time rather than ending. Those of the other lists that are not in this one ended."""
     ask_again: bool = False
     """When asking, ask about labelled episodes too."""
 
@@ -135,12 +141,12 @@ class LabelEpisodes:
 
         dataset = open_dataset(self.dataset)
         old = read_labels(dataset.root)
-        flags = [self.success, self.failure, self.truncated]
-        if self.csv is not None and any(flags):
+        by_flags = any(flag is not None for flag in (self.success, self.failure, self.truncated))
+        if self.csv is not None and by_flags:
             raise UserError("give labels either by --csv or by --success, --failure and --truncated.")
         if self.csv is not None:
             return _save_labels(dataset, old, read_csv(self.csv))
-        if any(flags):
+        if by_flags:
             return _save_labels(dataset, old, _labels_from_flags(dataset, self.success, self.failure, self.truncated))
         return _ask(dataset, {} if self.ask_again else old, old)
 
@@ -251,25 +257,25 @@ def _labels_from_flags(
     from pirl.data import Label, parse_episodes
 
     everything = set(dataset.episode_ids.tolist())
-    named = {
-        key: set(parse_episodes(text))
-        for key, text in (("success", success), ("failure", failure))
-        if text and text != "rest"
-    }
-    rest = everything - set().union(*named.values())
+    named: dict[str, set[int]] = {}
+    for flag, text in (("success", success), ("failure", failure), ("truncated", truncated)):
+        if text is None or (text == "rest" and flag != "truncated"):
+            continue
+        named[flag] = set(parse_episodes(text, max(everything)))
+        if not named[flag]:
+            raise UserError(f"--{flag} names no episodes; give a list such as 0,3,7-12.")
     if success == failure == "rest":
         raise UserError('only one of --success and --failure can be "rest".')
-    good = rest if success == "rest" else named.get("success", set())
-    bad = rest if failure == "rest" else named.get("failure", set())
+    good, bad, cut = (named.get(flag, set()) for flag in ("success", "failure", "truncated"))
+    if success == "rest":
+        good = everything - bad
+    if failure == "rest":
+        bad = everything - good
     if both := sorted(good & bad):
         raise UserError(f"episode {both[0]} cannot be both a success and a failure.")
-    cut = set(parse_episodes(truncated)) if truncated else set()
     return {
-        episode: Label(
-            episode,
-            success=episode in good if episode in good | bad else None,
-            truncated=True if episode in cut else None,
-        )
+        # Said of every episode, so that a wrong time-out can be taken back.
+        episode: Label(episode, success=episode in good if episode in good | bad else None, truncated=episode in cut)
         for episode in sorted(good | bad | cut)
     }
 
@@ -294,13 +300,24 @@ def _ask(dataset: "Dataset", skip: "dict[int, Label]", old: "dict[int, Label]") 
             if answer == "q":
                 break
             if answer:
-                answers[number] = Label(number, success=answer == "y", truncated=True if answer == "t" else None)
-    except (EOFError, KeyboardInterrupt):
+                answers[number] = Label(number, success=answer == "y", truncated=answer == "t")
+    except (EOFError, KeyboardInterrupt) as stop:
         print()
-    return _save_labels(dataset, old, answers) if answers else 0
+        if not answers and isinstance(stop, KeyboardInterrupt):
+            raise
+        if not answers:
+            raise UserError(
+                "nobody answered, so nothing was written. Give labels by --csv, or by --success and --failure."
+            ) from None
+    if not answers:
+        print("no answers, so nothing was written")
+        return 0
+    return _save_labels(dataset, old, answers)
 
 
 def _answer(question: str) -> str:
+    if sys.stdin is None:  # closed before we started
+        raise EOFError
     while (answer := input(question).strip().lower()) not in ("y", "n", "t", "q", ""):
         print("please answer y, n, t or q, or press enter to skip")
     return answer

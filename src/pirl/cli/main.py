@@ -3,10 +3,11 @@
 import dataclasses
 import difflib
 import io
+import itertools
 import logging
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NoReturn
 
 import tyro
@@ -54,6 +55,10 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 
 
 def _parse(arguments: Sequence[str], commands: dict[str, Any] = COMMANDS, program: str = "pirl") -> Any:
+    if arguments and not arguments[0].startswith("-") and arguments[0] not in commands:
+        raise UserError(
+            f"{program} has no command {arguments[0]}. {_near(arguments[0], commands)}See {program} --help."
+        )
     command = commands.get(arguments[0]) if arguments else None
     if isinstance(command, dict):
         return _parse(arguments[1:], command, f"{program} {arguments[0]}")
@@ -80,11 +85,15 @@ def _group(program: str) -> Any:
 def _reject_unknown_flags(arguments: Sequence[str], command: Any, program: str) -> None:
     """Name a mistyped flag. The parser by itself would take what follows it as its value, and then miss an argument."""
     known = ["--help", *(f"--{field.name.replace('_', '-')}" for field in dataclasses.fields(command))]
-    for flag in (argument.split("=")[0].replace("_", "-") for argument in arguments if argument.startswith("--")):
+    options = itertools.takewhile(lambda argument: argument != "--", arguments)
+    for flag in (argument.split("=")[0].replace("_", "-") for argument in options if argument.startswith("--")):
         if flag not in known:
-            near = difflib.get_close_matches(flag, known, n=1)
-            hint = f"Did you mean {near[0]}? " if near else ""
-            raise UserError(f"{program} has no option {flag}. {hint}See {program} --help.")
+            raise UserError(f"{program} has no option {flag}. {_near(flag, known)}See {program} --help.")
+
+
+def _near(word: str, known: Iterable[str]) -> str:
+    near = difflib.get_close_matches(word, known, n=1)
+    return f"Did you mean {near[0]}? " if near else ""
 
 
 if __name__ == "__main__":

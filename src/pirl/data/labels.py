@@ -15,8 +15,7 @@ from pirl.files import write_file
 
 LABEL_FILE = "meta/pirl_labels.jsonl"
 _YES, _NO = {"1", "1.0", "true", "yes", "y", "success"}, {"0", "0.0", "false", "no", "n", "failure", "fail"}
-# Enough for any dataset, and a slip in a range cannot fill the memory.
-_EPISODES = re.compile(r"([0-9]{1,7})(?:-([0-9]{1,7}))?")
+_EPISODES = re.compile(r"([0-9]{1,18})(?:-([0-9]{1,18}))?")
 
 
 @dataclass(frozen=True)
@@ -99,14 +98,16 @@ def read_csv(file: Path) -> dict[int, Label]:
     return labels
 
 
-def parse_episodes(text: str) -> list[int]:
-    """Episode numbers from a list of numbers and ranges such as `0,3,7-12`."""
+def parse_episodes(text: str, largest: int) -> list[int]:
+    """Episode numbers, none above `largest`, from a list of numbers and ranges such as `0,3,7-12`."""
     episodes: list[int] = []
     for part in filter(None, (part.strip() for part in text.split(","))):
         found = _EPISODES.fullmatch(part)
         first, last = (int(found[1]), int(found[2] or found[1])) if found else (0, -1)
         if last < first:
             raise DataError(f"{part!r} is neither an episode number nor a range such as 7-12.")
+        if last > largest:
+            raise DataError(f"there is no episode {last} (in {part!r}); the last one is {largest}.")
         episodes += range(first, last + 1)
     return episodes
 

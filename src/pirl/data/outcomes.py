@@ -1,8 +1,8 @@
 """How episodes ended and what each step was worth, from whichever convention a dataset follows.
 
 Success of an episode, from the first of these that says something: a label (`pirl data label`); the success column;
-a success field in the episode metadata; rewards that are 0/1, -1/0 or a cost of every step; and, only if asked, that a
-demonstration without any of these succeeded.
+a success field in the episode metadata; rewards that are 1 at success or a cost of every step until then; and, only if
+asked, that a demonstration without any of these, and without rewards, succeeded.
 """
 
 from collections.abc import Sequence
@@ -20,7 +20,11 @@ from pirl.errors import ConfigError
 SUCCESS_COLUMNS = ("next.success", "is_success", "success")
 END_COLUMNS = {key: (f"next.{key}", key) for key in ("done", "truncated", "terminated")}
 REWARD_COLUMN = "next.reward"
-_HOW_TO_LABEL = "label them (pirl data label) or, for plain demonstrations, set unlabelled to success"
+_WITHOUT_REWARDS = ": label them (pirl data label) or, for plain demonstrations, set unlabelled to success"
+_WITH_REWARDS = (
+    ", nor do the rewards: label them (pirl data label), name a success column (--success-column), or take the rewards "
+    "as they are (--reward raw)"
+)
 
 
 @dataclass(frozen=True)
@@ -31,7 +35,8 @@ class OutcomeConfig:
     success; `raw` is the reward column as it is (without one, the same as `sparse`).
     `failures`: whether an unsuccessful episode truly ended (`terminal`) or ran out of time (`timeout`), where the data
     does not tell. `auto` is `timeout` for `step_penalty`, which would otherwise prefer to fail early, else `terminal`.
-    `unlabelled`: what to make of episodes that say nothing about success.
+    `unlabelled`: what to make of episodes that say nothing about success. Where there are rewards that cannot be
+    understood, nothing is taken for a success: they may well tell failures.
     """
 
     reward: Literal["sparse", "step_penalty", "raw"] = "sparse"
@@ -80,15 +85,16 @@ def try_outcomes(dataset: Dataset, config: OutcomeConfig) -> tuple[Outcomes | No
     terminals = np.zeros(len(dataset), bool)
     ends, success = starts[1:].copy(), np.full(episodes, -1, np.int8)
     notes: list[Problem] = []
-    silent: list[int] = []
+    silent: dict[str, list[int]] = {_WITHOUT_REWARDS: [], _WITH_REWARDS: []}
     for episode in range(episodes):
         first, last = int(starts[episode]), int(starts[episode + 1])
         number = int(dataset.episode_ids[episode])
         succeeded, at = evidence.success(episode, first, last)
-        if succeeded is None and config.unlabelled == "success":
+        rewarded = evidence.is_rewarded(episode)
+        if succeeded is None and config.unlabelled == "success" and not rewarded:
             succeeded, at = True, last - 1
-        if succeeded is None and not (config.reward == "raw" and evidence.is_rewarded(episode)):
-            silent.append(number)
+        if succeeded is None and not (config.reward == "raw" and rewarded):
+            silent[_WITH_REWARDS if rewarded else _WITHOUT_REWARDS].append(number)
             continue
         truncated = evidence.truncated(episode, last)
         end = last
@@ -114,13 +120,11 @@ def try_outcomes(dataset: Dataset, config: OutcomeConfig) -> tuple[Outcomes | No
         ends[episode] = end
         success[episode] = -1 if succeeded is None else int(succeeded)
         rewards[first:end] = _shape(config, evidence, episode, first, end, bool(succeeded))
-    if silent:
-        shown = ", ".join(map(str, silent[:10])) + (f" and {len(silent) - 10} more" if len(silent) > 10 else "")
-        plural = "episodes say" if len(silent) > 1 else "episode says"
-        advice = _HOW_TO_LABEL
-        if config.reward != "raw" and evidence.reward is not None:
-            advice += "; or set reward to raw, to take the rewards as they are"
-        problems.append(Problem(f"{len(silent)} {plural} nothing about success ({shown}): {advice}"))
+    for advice, numbers in silent.items():
+        if numbers:
+            shown = ", ".join(map(str, numbers[:10])) + (f" and {len(numbers) - 10} more" if len(numbers) > 10 else "")
+            plural = "episodes say" if len(numbers) > 1 else "episode says"
+            problems.append(Problem(f"{len(numbers)} {plural} nothing about success ({shown}){advice}"))
     if problems:
         return None, problems
     return Outcomes(rewards, terminals, ends, success, notes), []
@@ -154,15 +158,16 @@ class _Evidence:
     listed: dict[int, bool]  # by position
     reward: np.ndarray | None
     success_column: np.ndarray | None
-    success_in_rewards: np.ndarray | None
+    success_in_rewards: dict[int, np.ndarray]  # by position, where rewards tell
     ends: dict[str, np.ndarray]  # done, truncated, terminated: those that are there
     names: dict[str, str | None]  # of their columns
 
     def success(self, episode: int, first: int, last: int) -> tuple[bool | None, int]:
         """Whether an episode succeeded, and at which row if it did."""
         label = self.labels.get(episode)
-        marks = self.success_in_rewards if self.success_column is None else self.success_column
-        marked = np.zeros(last - first, bool) if marks is None else marks[first:last]
+        column = self.success_column
+        marks = self.success_in_rewards.get(episode) if column is None else column[first:last]
+        marked = np.zeros(last - first, bool) if marks is None else marks
         # A mark on every frame is a statement about the episode, not a moment.
         at = first + int(marked.argmax()) if marked.any() and not marked.all() else last - 1
         if label is not None and label.success is not None:
@@ -231,7 +236,7 @@ def _gather_evidence(dataset: Dataset, config: OutcomeConfig) -> tuple[_Evidence
         _listed_success(dataset),
         found["reward"],
         found["success"],
-        None if found["reward"] is None else _success_in_rewards(found["reward"], dataset.starts),
+        {} if found["reward"] is None else _success_in_rewards(found["reward"], dataset.starts),
         {key: marks for key in END_COLUMNS if (marks := found[key]) is not None},
         chosen,
     )
@@ -240,14 +245,27 @@ def _gather_evidence(dataset: Dataset, config: OutcomeConfig) -> tuple[_Evidence
 
 def _success_in_rewards(
     rewards: np.ndarray, starts: Int64[np.ndarray, " episodes_plus_one"]
-) -> Bool[np.ndarray, " rows"] | None:
-    """The frames that rewards mark as a success; None where they are of no kind that does."""
+) -> dict[int, Bool[np.ndarray, " steps"]]:
+    """The frames that rewards mark as a success, by episode; only of those whose rewards are of a kind that does."""
+    episodes = dict(enumerate(np.split(rewards, starts[1:-1])))
     values = set(np.unique(rewards).tolist())
-    if values <= {0, 1}:
-        return rewards == 1
-    # Every step costs something, but for the last one of a success.
-    costs = max(values) == 0 and bool(np.all(np.delete(rewards, starts[1:] - 1) < 0))
-    return rewards == 0 if values <= {-1, 0} or costs else None
+    if values <= {0, 1} or (1 in values and values <= {-1, 0, 1}):
+        return {episode: steps == 1 for episode, steps in episodes.items()}
+    # Where steps cost something, an episode of zeros tells nothing.
+    costly = {episode: steps for episode, steps in episodes.items() if steps.any()}
+    return {episode: steps == 0 for episode, steps in costly.items()} if _are_costs(list(costly.values())) else {}
+
+
+def _are_costs(episodes: Sequence[np.ndarray]) -> bool:
+    """Whether every step costs something until success, and success nothing."""
+    values = set(np.unique(np.concatenate(episodes)).tolist())
+    if values <= {-1, 0}:
+        # A -1 after a 0 is a penalty, such as for a failure.
+        return not any((np.diff(steps) < 0).any() for steps in episodes)
+    before_last = np.concatenate([steps[:-1] for steps in episodes])
+    # Distances to a goal look like costs. If none ever reaches 0, a cost is known by its being always the same.
+    same = len(np.unique(before_last)) == 1
+    return max(values) <= 0 and bool((before_last < 0).all()) and (0 in values or same)
 
 
 def _labels(dataset: Dataset, problems: list[Problem]) -> dict[int, Label]:

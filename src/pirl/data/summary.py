@@ -10,8 +10,8 @@ from pirl.data.outcomes import OutcomeConfig, try_outcomes
 
 
 def summarize(dataset: Dataset, config: OutcomeConfig) -> dict[str, Any]:
-    """JSON-ready. `outcomes` is None where the data does not tell how its episodes ended."""
-    found, _ = try_outcomes(dataset, config)
+    """JSON-ready. `outcomes` is None where the data does not tell how its episodes ended; `outcome_problem` says why."""
+    found, problems = try_outcomes(dataset, config)
     outcomes = None
     if found is not None:
         known = found.success >= 0
@@ -38,6 +38,7 @@ def summarize(dataset: Dataset, config: OutcomeConfig) -> dict[str, Any]:
         ],
         "lengths": _histogram(dataset.lengths),
         "outcomes": outcomes,
+        "outcome_problem": str(problems[0]) if problems else None,
         "cameras": [_camera(dataset, name) for name in dataset.cameras],
         "columns": [
             {"name": name, "dtype": dataset.info.features[name].dtype, "shape": list(dataset.info.features[name].shape)}

@@ -102,7 +102,7 @@ def open_frames(
     A build that is interrupted in any way is continued by the next call. The cache may be deleted at any time.
     """
     entries = [_entry(source, camera, config) for camera in dict.fromkeys(camera_names)]
-    workers = config.workers or len(os.sched_getaffinity(0))
+    workers = config.workers or _processors()
     frames: dict[str, Frames] = {}
 
     def open_complete() -> list[_Entry]:
@@ -152,7 +152,11 @@ def _build(source: FrameSource, entries: list[_Entry], config: FrameCacheConfig,
     total = sum(entry.layout.shape[0] for entry in entries)
     recorded = [recorded_episodes(entry.directory, entry.layout) for entry in entries]
     done = sum(int(source.lengths[episode]) for episodes in recorded for episode in episodes)
-    _announce(source.name, entries, config, total, done)
+    announcement = _check_space(source.name, entries, config, total, done)
+    if progress:
+        print(announcement, file=sys.stderr)
+    else:
+        logger.info("%s", announcement)
     stop = threading.Event()
     with contextlib.ExitStack() as stack:
         writers = [StoreWriter(entry.directory, entry.layout, _about(source, entry)) for entry in entries]
@@ -210,8 +214,13 @@ def _resized(
         )
 
 
-def _announce(name: str, entries: list[_Entry], config: FrameCacheConfig, total: int, done: int) -> None:
-    """Say what will be written; refuse what cannot fit."""
+def _processors() -> int:
+    """Those that this process may use, where the system tells; macOS only tells how many there are."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _check_space(name: str, entries: list[_Entry], config: FrameCacheConfig, total: int, done: int) -> str:
+    """What will be written, in words; refuses what cannot fit."""
     directory = frames_directory(config.directory)
     with writing(directory):
         free = shutil.disk_usage(directory).free
@@ -228,7 +237,7 @@ def _announce(name: str, entries: list[_Entry], config: FrameCacheConfig, total:
             f"the disk is too small for the {what}. Use {other}a smaller size, or set PIRL_CACHE to a directory on "
             "another disk."
         )
-    logger.info("%s", what)
+    return what
 
 
 def _readable(size: int | float) -> str:

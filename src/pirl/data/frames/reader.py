@@ -7,7 +7,6 @@ import mmap
 import os
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -16,15 +15,11 @@ from PIL import Image
 
 from pirl.errors import DataError
 
-# Half-open ranges of rows.
-RowRanges = Iterable[tuple[int, int]]
 # Fewer frames than this are decoded sooner than threads are woken.
 _THREADED_FRAMES = 8
-# Linux reads no more than this ahead at one request on an ordinary disk, and forgets the rest.
-_READ_AHEAD_BYTES = 1 << 17
 
 
-def aligned_empty(shape: tuple[int, ...]) -> UInt8[np.ndarray, "..."]:
+def _aligned_empty(shape: tuple[int, ...]) -> UInt8[np.ndarray, "..."]:
     """A uint8 buffer on a cache line: large ones from np.empty start 16 bytes into a page, where copies are slower."""
     size = math.prod(shape)
     memory = np.empty(size + 63, np.uint8)
@@ -40,15 +35,9 @@ class Frames(ABC):
         self._file = file
         self._closing = weakref.finalize(self, os.close, file)
 
-    def gather(
-        self, rows: Int[np.ndarray, " n"], out: UInt8[np.ndarray, "n h w 3"] | None = None
-    ) -> UInt8[np.ndarray, "n h w 3"]:
-        """Copies of these rows, in this order. A kept `out` from `aligned_empty` is the fastest."""
-        wanted = (len(rows), *self.shape[1:])
-        if out is None:
-            out = aligned_empty(wanted)
-        elif out.shape != wanted or out.dtype != np.uint8:
-            raise ValueError(f"out is {out.dtype} {out.shape}; expected uint8 {wanted}.")
+    def gather(self, rows: Int[np.ndarray, " n"]) -> UInt8[np.ndarray, "n h w 3"]:
+        """Copies of these rows, in this order."""
+        out = _aligned_empty((len(rows), *self.shape[1:]))
         if not len(rows):
             return out
         lowest, highest = int(rows.min()), int(rows.max())
@@ -57,17 +46,8 @@ class Frames(ABC):
         self._fill(out, rows)
         return out
 
-    def will_need(self, ranges: RowRanges) -> None:
-        """Have these ranges of rows read into the system's cache, without waiting for them."""
-        for begin, end in ranges:
-            if begin < end:
-                first, last = self._extent(begin, end)
-                for start in range(first, last, _READ_AHEAD_BYTES):
-                    length = min(_READ_AHEAD_BYTES, last - start)
-                    os.posix_fadvise(self._file, start, length, os.POSIX_FADV_WILLNEED)
-
-    def release(self, ranges: RowRanges | None = None) -> None:  # noqa: B027 (encoded frames hold no memory)
-        """Take these ranges, or everything, out of the resident memory; rows read again come back."""
+    def release(self) -> None:  # noqa: B027 (encoded frames hold no memory)
+        """Take the frames out of the resident memory; rows read again come back."""
 
     def close(self) -> None:
         """Give up the file."""
@@ -76,10 +56,6 @@ class Frames(ABC):
 
     @abstractmethod
     def _fill(self, out: UInt8[np.ndarray, "n h w 3"], rows: Int[np.ndarray, " n"]) -> None: ...
-
-    @abstractmethod
-    def _extent(self, begin: int, end: int) -> tuple[int, int]:
-        """The bytes in which a range of rows lies."""
 
 
 class PlainFrames(Frames):
@@ -99,17 +75,9 @@ class PlainFrames(Frames):
         # Rows are known to be inside; any other mode would gather into a copy of `out` first.
         np.take(self._pixels, rows, axis=0, out=out, mode="clip")
 
-    def _extent(self, begin: int, end: int) -> tuple[int, int]:
-        size = math.prod(self.shape[1:])
-        return begin * size, end * size
-
-    def release(self, ranges: RowRanges | None = None) -> None:
-        """Take these ranges, or everything, out of the resident memory; rows read again come back."""
-        for begin, end in [(0, self.shape[0])] if ranges is None else ranges:
-            first, last = self._extent(begin, end)
-            first -= first % mmap.PAGESIZE
-            if first < last:
-                self._map.madvise(mmap.MADV_DONTNEED, first, last - first)
+    def release(self) -> None:
+        """Take the frames out of the resident memory; rows read again come back."""
+        self._map.madvise(mmap.MADV_DONTNEED)
 
     def close(self) -> None:
         """Give up the file and the map; a gather under way in another thread still finishes."""
@@ -143,10 +111,6 @@ class EncodedFrames(Frames):
             raise DataError(
                 f"frame {row} in the frame cache is damaged ({error}). Delete the cache; it is built again when needed."
             ) from error
-
-    def _extent(self, begin: int, end: int) -> tuple[int, int]:
-        index = self._index[begin:end]
-        return int(index[:, 0].min()), int(index.sum(axis=1).max())
 
     def close(self) -> None:
         """Give up the file and the threads."""
