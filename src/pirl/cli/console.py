@@ -21,3 +21,8 @@ def facts(rows: list[tuple[str, str]]) -> Any:
     for name, value in rows:
         table.add_row(name, value)
     return table
+
+
+def count(things: Any, name: str) -> str:
+    """How many, in words."""
+    return f"{len(things):,} {name}{'' if len(things) == 1 else 's'}"

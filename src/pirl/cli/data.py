@@ -1,20 +1,16 @@
 """`pirl data`: look into, check and label LeRobot datasets, compute their statistics, see to their frame cache."""
 
 import json
-import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-import tyro
-
-from pirl.cli.console import facts, show
+from pirl.cli.console import count, facts, show
+from pirl.cli.label import DatasetPath, LabelEpisodes
 from pirl.errors import UserError
 
 if TYPE_CHECKING:
-    from pirl.data import Dataset, Label, OutcomeConfig
-
-DatasetPath = Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="DATASET")]
+    from pirl.data import OutcomeConfig
 
 
 @dataclass(frozen=True)
@@ -66,7 +62,7 @@ class Check(_WithOutcomes):
             for entry in entries:
                 print(f"{kind}: {entry}")
         size = f", {len(dataset.episode_ids)} episodes, {len(dataset):,} frames" if dataset else ""
-        print(f"{self.dataset}{size}: {_count(problems, 'problem')}, {_count(notes, 'note')}")
+        print(f"{self.dataset}{size}: {count(problems, 'problem')}, {count(notes, 'note')}")
         return 2 if problems else 0
 
 
@@ -112,43 +108,6 @@ class Info(_WithOutcomes):
             histograms.append(_bars(f"return ({self.reward})", outcome["returns"]))
         show(facts(rows), "", *histograms)
         return 0
-
-
-@dataclass(frozen=True)
-class LabelEpisodes:
-    """Say which episodes succeeded. Written to meta/pirl_labels.jsonl; the dataset itself is not touched.
-
-    Labels come from a CSV file (columns episode and success, reward or truncated), from lists of episodes, or, if
-    neither is given, from one question per episode. What a new label says replaces what was said before.
-    """
-
-    dataset: DatasetPath
-    """Directory of a LeRobot dataset."""
-    csv: Path | None = None
-    """Table of labels: episode, and any of success, reward, truncated."""
-    success: str | None = None
-    """Episodes that succeeded, such as 0,3,7-12; "rest" for all that are not named otherwise."""
-    failure: str | None = None
-    """Episodes that failed, likewise."""
-    truncated: str | None = None
-    """Episodes that ran out of time rather than ending. Those of the other lists that are not in this one ended."""
-    ask_again: bool = False
-    """When asking, ask about labelled episodes too."""
-
-    def run(self) -> int:
-        """Do it; the return value is the exit code."""
-        from pirl.data import open_dataset, read_csv, read_labels
-
-        dataset = open_dataset(self.dataset)
-        old = read_labels(dataset.root)
-        by_flags = any(flag is not None for flag in (self.success, self.failure, self.truncated))
-        if self.csv is not None and by_flags:
-            raise UserError("give labels either by --csv or by --success, --failure and --truncated.")
-        if self.csv is not None:
-            return _save_labels(dataset, old, read_csv(self.csv))
-        if by_flags:
-            return _save_labels(dataset, old, _labels_from_flags(dataset, self.success, self.failure, self.truncated))
-        return _ask(dataset, {} if self.ask_again else old, old)
 
 
 @dataclass(frozen=True)
@@ -217,7 +176,7 @@ class Cache:
         if entries:
             show(table)
         total = sum(entry.bytes_on_disk for entry in entries) / 2**30
-        print(f"{_count(entries, 'cache')}, {total:.2f} GiB{': deleted' if self.clear and entries else ''}")
+        print(f"{count(entries, 'cache')}, {total:.2f} GiB{': deleted' if self.clear and entries else ''}")
         return 0
 
 
@@ -230,111 +189,11 @@ DATA_COMMANDS: dict[str, Any] = {
 }
 
 
-# --- labels --------------------------------------------------------------------------------------------------------
-
-
-def _save_labels(dataset: "Dataset", old: "dict[int, Label]", new: "dict[int, Label]") -> int:
-    from dataclasses import replace
-
-    from pirl.data import merge_labels, write_labels
-
-    lengths = dict(zip(dataset.episode_ids.tolist(), dataset.lengths.tolist(), strict=True))
-    if unknown := sorted(set(new) - set(lengths)):
-        raise UserError(
-            f"{dataset.name} has no episode {unknown[0]}; its episodes are {min(lengths)} to {max(lengths)}. "
-            "Nothing was written."
-        )
-    dated = [replace(label, length=lengths[episode]) for episode, label in new.items()]
-    merged = merge_labels(old, dated)
-    path = write_labels(dataset.root, merged)
-    print(f"{_count(dated, 'label')} written to {path}; {_count(merged, 'episode')} of {len(lengths)} labelled")
-    return 0
-
-
-def _labels_from_flags(
-    dataset: "Dataset", success: str | None, failure: str | None, truncated: str | None
-) -> "dict[int, Label]":
-    from pirl.data import Label, parse_episodes
-
-    everything = set(dataset.episode_ids.tolist())
-    named: dict[str, set[int]] = {}
-    for flag, text in (("success", success), ("failure", failure), ("truncated", truncated)):
-        if text is None or (text == "rest" and flag != "truncated"):
-            continue
-        named[flag] = set(parse_episodes(text, max(everything)))
-        if not named[flag]:
-            raise UserError(f"--{flag} names no episodes; give a list such as 0,3,7-12.")
-    if success == failure == "rest":
-        raise UserError('only one of --success and --failure can be "rest".')
-    good, bad, cut = (named.get(flag, set()) for flag in ("success", "failure", "truncated"))
-    if success == "rest":
-        good = everything - bad
-    if failure == "rest":
-        bad = everything - good
-    if both := sorted(good & bad):
-        raise UserError(f"episode {both[0]} cannot be both a success and a failure.")
-    return {
-        # Said of every episode, so that a wrong time-out can be taken back.
-        episode: Label(episode, success=episode in good if episode in good | bad else None, truncated=episode in cut)
-        for episode in sorted(good | bad | cut)
-    }
-
-
-def _ask(dataset: "Dataset", skip: "dict[int, Label]", old: "dict[int, Label]") -> int:
-    """One question per episode; what was answered is kept, however it ends."""
-    from pirl.data import Label
-
-    answers: dict[int, Any] = {}
-    asked = [number for number in dataset.episode_ids.tolist() if number not in skip]
-    if not asked:
-        print(f"all {len(dataset.episode_ids)} episodes are labelled; --ask-again asks about them anew")
-        return 0
-    print("y: success   n: failure   t: failure, out of time   enter: skip   q: stop")
-    position = {number: episode for episode, number in enumerate(dataset.episode_ids.tolist())}
-    try:
-        for number in asked:
-            episode = position[number]
-            task = dataset.rows.tasks[int(dataset.rows.task_of_row[dataset.starts[episode]])]
-            seconds = dataset.lengths[episode] / dataset.info.fps
-            answer = _answer(f"episode {number} ({seconds:.1f} s, {task!r}): success? ")
-            if answer == "q":
-                break
-            if answer:
-                answers[number] = Label(number, success=answer == "y", truncated=answer == "t")
-    except (EOFError, KeyboardInterrupt) as stop:
-        print()
-        if not answers and isinstance(stop, KeyboardInterrupt):
-            raise
-        if not answers:
-            raise UserError(
-                "nobody answered, so nothing was written. Give labels by --csv, or by --success and --failure."
-            ) from None
-    if not answers:
-        print("no answers, so nothing was written")
-        return 0
-    return _save_labels(dataset, old, answers)
-
-
-def _answer(question: str) -> str:
-    if sys.stdin is None:  # closed before we started
-        raise EOFError
-    while (answer := input(question).strip().lower()) not in ("y", "n", "t", "q", ""):
-        print("please answer y, n, t or q, or press enter to skip")
-    return answer
-
-
-# --- text ----------------------------------------------------------------------------------------------------------
-
-
-def _count(things: Any, name: str) -> str:
-    return f"{len(things):,} {name}{'' if len(things) == 1 else 's'}"
-
-
 def _bars(title: str, histogram: dict[str, Any], width: int = 40) -> str:
     """A histogram in text."""
     counts, edges = histogram["counts"], histogram["edges"]
     lines = [f"{title}: {histogram['min']:.4g} to {histogram['max']:.4g}, mean {histogram['mean']:.4g}"]
-    for count, low, high in zip(counts, edges, edges[1:], strict=False):
-        bar = "█" * round(width * count / max(counts))
-        lines.append(f"  {low:>9.4g} … {high:<9.4g} {count:>6} {bar}")
+    for number, low, high in zip(counts, edges, edges[1:], strict=False):
+        bar = "█" * round(width * number / max(counts))
+        lines.append(f"  {low:>9.4g} … {high:<9.4g} {number:>6} {bar}")
     return "\n".join(lines) + "\n"

@@ -60,7 +60,7 @@ def locked(directory: Path, *, wait: bool = True) -> Iterator[None]:
             except BlockingIOError:
                 if not wait:
                     raise DataError(f"{directory} is being built by another process; stop that one first.") from None
-                logger.info("another process is building the frame cache in %s; waiting for it", directory)
+                logger.warning("another process is building the frame cache in %s; waiting for it", directory)
                 fcntl.flock(file, fcntl.LOCK_EX)
             if _still_there(file.fileno(), directory / LOCK_FILE):
                 yield

@@ -1,0 +1,141 @@
+"""`pirl data label`: say which episodes succeeded, in a sidecar that leaves the dataset untouched."""
+
+import sys
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import tyro
+
+from pirl.cli.console import count
+from pirl.errors import UserError
+
+if TYPE_CHECKING:
+    from pirl.data import Dataset, Label
+
+DatasetPath = Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="DATASET")]
+
+
+@dataclass(frozen=True)
+class LabelEpisodes:
+    """Say which episodes succeeded. Written to meta/pirl_labels.jsonl; the dataset itself is not touched.
+
+    Labels come from a CSV file (columns episode and success, reward or truncated), from lists of episodes, or, if
+    neither is given, from one question per episode. What a new label says replaces what was said before.
+    """
+
+    dataset: DatasetPath
+    """Directory of a LeRobot dataset."""
+    csv: Path | None = None
+    """Table of labels: episode, and any of success, reward, truncated."""
+    success: str | None = None
+    """Episodes that succeeded, such as 0,3,7-12; "rest" for all that are not named otherwise."""
+    failure: str | None = None
+    """Episodes that failed, likewise."""
+    truncated: str | None = None
+    """Episodes that ran out of time rather than ending. Those of the other lists that are not in this one ended."""
+    ask_again: bool = False
+    """When asking, ask about labelled episodes too."""
+
+    def run(self) -> int:
+        """Do it; the return value is the exit code."""
+        from pirl.data import open_dataset, read_csv, read_labels
+
+        dataset = open_dataset(self.dataset)
+        old = read_labels(dataset.root)
+        by_flags = any(flag is not None for flag in (self.success, self.failure, self.truncated))
+        if self.csv is not None and by_flags:
+            raise UserError("give labels either by --csv or by --success, --failure and --truncated.")
+        if self.csv is not None:
+            return _save_labels(dataset, old, read_csv(self.csv))
+        if by_flags:
+            return _save_labels(dataset, old, _labels_from_flags(dataset, self.success, self.failure, self.truncated))
+        return _ask(dataset, {} if self.ask_again else old, old)
+
+
+def _save_labels(dataset: "Dataset", old: "dict[int, Label]", new: "dict[int, Label]") -> int:
+    from pirl.data import merge_labels, write_labels
+
+    lengths = dict(zip(dataset.episode_ids.tolist(), dataset.lengths.tolist(), strict=True))
+    if unknown := sorted(set(new) - set(lengths)):
+        raise UserError(
+            f"{dataset.name} has no episode {unknown[0]}; its episodes are {min(lengths)} to {max(lengths)}. "
+            "Nothing was written."
+        )
+    dated = [replace(label, length=lengths[episode]) for episode, label in new.items()]
+    merged = merge_labels(old, dated)
+    path = write_labels(dataset.root, merged)
+    print(f"{count(dated, 'label')} written to {path}; {count(merged, 'episode')} of {len(lengths)} labelled")
+    return 0
+
+
+def _labels_from_flags(
+    dataset: "Dataset", success: str | None, failure: str | None, truncated: str | None
+) -> "dict[int, Label]":
+    from pirl.data import Label, parse_episodes
+
+    everything = set(dataset.episode_ids.tolist())
+    named: dict[str, set[int]] = {}
+    for flag, text in (("success", success), ("failure", failure), ("truncated", truncated)):
+        if text is None or (text == "rest" and flag != "truncated"):
+            continue
+        named[flag] = set(parse_episodes(text, max(everything)))
+        if not named[flag]:
+            raise UserError(f"--{flag} names no episodes; give a list such as 0,3,7-12.")
+    if success == failure == "rest":
+        raise UserError('only one of --success and --failure can be "rest".')
+    good, bad, cut = (named.get(flag, set()) for flag in ("success", "failure", "truncated"))
+    if success == "rest":
+        good = everything - bad
+    if failure == "rest":
+        bad = everything - good
+    if both := sorted(good & bad):
+        raise UserError(f"episode {both[0]} cannot be both a success and a failure.")
+    return {
+        # Said of every episode, so that a wrong time-out can be taken back.
+        episode: Label(episode, success=episode in good if episode in good | bad else None, truncated=episode in cut)
+        for episode in sorted(good | bad | cut)
+    }
+
+
+def _ask(dataset: "Dataset", skip: "dict[int, Label]", old: "dict[int, Label]") -> int:
+    """One question per episode; what was answered is kept, however it ends."""
+    from pirl.data import Label
+
+    answers: dict[int, Any] = {}
+    asked = [number for number in dataset.episode_ids.tolist() if number not in skip]
+    if not asked:
+        print(f"all {len(dataset.episode_ids)} episodes are labelled; --ask-again asks about them anew")
+        return 0
+    print("y: success   n: failure   t: failure, out of time   enter: skip   q: stop")
+    position = {number: episode for episode, number in enumerate(dataset.episode_ids.tolist())}
+    try:
+        for number in asked:
+            episode = position[number]
+            task = dataset.rows.tasks[int(dataset.rows.task_of_row[dataset.starts[episode]])]
+            seconds = dataset.lengths[episode] / dataset.info.fps
+            answer = _answer(f"episode {number} ({seconds:.1f} s, {task!r}): success? ")
+            if answer == "q":
+                break
+            if answer:
+                answers[number] = Label(number, success=answer == "y", truncated=answer == "t")
+    except (EOFError, KeyboardInterrupt) as stop:
+        print()
+        if not answers and isinstance(stop, KeyboardInterrupt):
+            raise
+        if not answers:
+            raise UserError(
+                "nobody answered, so nothing was written. Give labels by --csv, or by --success and --failure."
+            ) from None
+    if not answers:
+        print("no answers, so nothing was written")
+        return 0
+    return _save_labels(dataset, old, answers)
+
+
+def _answer(question: str) -> str:
+    if sys.stdin is None:  # closed before we started
+        raise EOFError
+    while (answer := input(question).strip().lower()) not in ("y", "n", "t", "q", ""):
+        print("please answer y, n, t or q, or press enter to skip")
+    return answer
