@@ -1,5 +1,6 @@
 """The sampler: everything once per epoch, the same for the same step, on however many hosts."""
 
+import dataclasses
 import json
 
 import jax
@@ -206,6 +207,22 @@ def test_pictures_come_from_the_rows_of_the_anchors():
         assert observation.images["base_0_rgb"][:, 0, 0, 2].tolist() == rows
         assert not observation.images["left_wrist_0_rgb"].any()
         assert not observation.image_masks["left_wrist_0_rgb"].any()
+
+
+def test_a_prompt_that_does_not_fit_is_refused_at_the_start_but_only_if_a_frame_has_it():
+    from pirl.data.policy_io import PolicyIO
+    from pirl.data.robots import Robot
+    from pirl.errors import ObservationError
+    from pirl.models import Tokenizer, get_model_config
+
+    model = get_model_config("tiny")
+    robot = Robot("arm", cameras={}, state=("state",), actions=("action",), state_dim=3, action_dim=2)
+    io = PolicyIO(robot, model, None, Tokenizer.for_model(model))
+    trajectories = dataclasses.replace(build([4]), prompts=["do it", "and then " * 50])
+    DatasetSource(trajectories, AnchorStream(trajectories, seed=0), io)
+    trajectories = dataclasses.replace(trajectories, prompt_of_row=np.array([0, 0, 1, 1]))
+    with pytest.raises(ObservationError, match="tokens"):
+        DatasetSource(trajectories, AnchorStream(trajectories, seed=0), io)
 
 
 @pytest.mark.parametrize(

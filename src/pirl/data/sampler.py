@@ -108,7 +108,8 @@ class DatasetSource:
 
     def __init__(self, trajectories: Trajectories, stream: AnchorStream, policy_io: PolicyIO):
         self.trajectories, self.stream, self.policy_io = trajectories, stream, policy_io
-        policy_io.check_prompts(trajectories.prompts, trajectories.states.shape[1])
+        used = [trajectories.prompts[prompt] for prompt in np.unique(trajectories.prompt_of_row).tolist()]
+        policy_io.check_prompts(used, trajectories.states.shape[1])
         self._pool: tuple[int, int] | None = None
 
     def cut(self, position: int, count: int, shape: ChunkShape) -> ChunkBatch:
