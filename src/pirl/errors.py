@@ -19,3 +19,7 @@ class CheckpointError(UserError):
 
 class DataError(UserError):
     """A dataset, or a file of it, that cannot be used as asked."""
+
+
+class EnvError(UserError):
+    """An environment that fails: it cannot be started, raises, or says what it should not."""

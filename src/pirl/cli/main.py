@@ -7,21 +7,32 @@ import itertools
 import logging
 import os
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NoReturn
 
 import tyro
 
 import pirl
+from pirl.cli.acting import take_env_options
+from pirl.cli.collect import Collect
 from pirl.cli.convert import Convert
 from pirl.cli.data import DATA_COMMANDS
+from pirl.cli.envs import ENVS_COMMANDS
+from pirl.cli.evaluate import Evaluate
 from pirl.errors import UserError
 
 # A subcommand is a dataclass of its options with a `run` that returns the exit code, or a group of such subcommands.
-COMMANDS: dict[str, Any] = {"convert": Convert, "data": DATA_COMMANDS}
+COMMANDS: dict[str, Any] = {
+    "eval": Evaluate,
+    "collect": Collect,
+    "envs": ENVS_COMMANDS,
+    "convert": Convert,
+    "data": DATA_COMMANDS,
+}
 _ABOUT = {
     "pirl": "Reinforcement-learning post-training for π₀-family robot policies.",
     "pirl data": "Look into, check and label LeRobot datasets.",
+    "pirl envs": "List the environments, show what they take, watch somebody act in them.",
 }
 
 
@@ -62,19 +73,25 @@ def _parse(arguments: Sequence[str], commands: dict[str, Any] = COMMANDS, progra
     command = commands.get(arguments[0]) if arguments else None
     if isinstance(command, dict):
         return _parse(arguments[1:], command, f"{program} {arguments[0]}")
+    env_options: tuple[tuple[str, str], ...] = ()
     if command is not None:
-        _reject_unknown_flags(arguments[1:], command, f"{program} {arguments[0]}")
+        name = f"{program} {arguments[0]}"
+        if _takes_env_options(command):
+            own, env_options = take_env_options(arguments[1:], name)
+            arguments = [arguments[0], *own]
+        _reject_unknown_flags(arguments[1:], command, name)
     # A group shows up in the list of commands by what it is for; whoever calls it has been led into it above.
     shown = {
         name: _group(f"{program} {name}") if isinstance(entry, dict) else entry for name, entry in commands.items()
     }
-    return tyro.extras.subcommand_cli_from_dict(
+    parsed = tyro.extras.subcommand_cli_from_dict(
         shown,
         prog=program,
         description=_ABOUT[program],
         args=arguments,
         config=(tyro.conf.FlagCreatePairsOff,),
     )
+    return dataclasses.replace(parsed, env_options=env_options) if env_options else parsed
 
 
 def _group(program: str) -> Any:
@@ -84,11 +101,25 @@ def _group(program: str) -> Any:
 
 def _reject_unknown_flags(arguments: Sequence[str], command: Any, program: str) -> None:
     """Name a mistyped flag. The parser by itself would take what follows it as its value, and then miss an argument."""
-    known = ["--help", *(f"--{field.name.replace('_', '-')}" for field in dataclasses.fields(command))]
+    known = ["--help", *_flags(command)]
     options = itertools.takewhile(lambda argument: argument != "--", arguments)
     for flag in (argument.split("=")[0].replace("_", "-") for argument in options if argument.startswith("--")):
         if flag not in known:
             raise UserError(f"{program} has no option {flag}. {_near(flag, known)}See {program} --help.")
+
+
+def _flags(command: Any, prefix: str = "--") -> Iterator[str]:
+    """The flags of a command; those of a group of options, such as the expert's, have its name before theirs."""
+    for field in dataclasses.fields(command):
+        name = f"{prefix}{field.name.replace('_', '-')}"
+        if dataclasses.is_dataclass(field.default_factory):
+            yield from _flags(field.default_factory, f"{name}.")
+        elif field.name != "env_options":
+            yield name
+
+
+def _takes_env_options(command: Any) -> bool:
+    return any(field.name == "env_options" for field in dataclasses.fields(command))
 
 
 def _near(word: str, known: Iterable[str]) -> str:

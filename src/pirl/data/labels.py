@@ -112,7 +112,7 @@ def parse_episodes(text: str, largest: int) -> list[int]:
     return episodes
 
 
-def merge(old: Mapping[int, Label], new: Iterable[Label]) -> dict[int, Label]:
+def merge_labels(old: Mapping[int, Label], new: Iterable[Label]) -> dict[int, Label]:
     """New labels over old ones; what a new label does not say stays, if it was said of an episode as long."""
     merged = dict(old)
     for label in new:

@@ -171,6 +171,32 @@ _PRESETS: dict[str, Robot] = {
         dataclasses.replace(_LIBERO, name="libero_delta", delta=(6, -1)),
         # DROID in LeRobot form with joint velocities, for pi0_droid, pi05_droid and fine-tunes of them.
         _DROID,
+        # The embedded tabletop, through its two cameras, and by the true places of things.
+        Robot(
+            name="tabletop",
+            cameras={"base_0_rgb": "observation.images.overhead", "left_wrist_0_rgb": "observation.images.wrist"},
+            state=("observation.state",),
+            actions=("action",),
+            state_dim=3,
+            action_dim=3,
+        ),
+        Robot(
+            name="tabletop_state",
+            cameras={},
+            state=("observation.state",),
+            actions=("action",),
+            state_dim=8,
+            action_dim=3,
+        ),
+        # Meta-World: what its hand feels and sees; where things are has to be seen.
+        Robot(
+            name="metaworld",
+            cameras={"base_0_rgb": "observation.images.corner", "left_wrist_0_rgb": "observation.images.gripper"},
+            state=("observation.state",),
+            actions=("action",),
+            state_dim=4,
+            action_dim=4,
+        ),
         # DROID with joint positions as actions, as in OpenPI's training on the full dataset.
         dataclasses.replace(_DROID, name="droid_joint_position", delta=(7, -1)),
     )

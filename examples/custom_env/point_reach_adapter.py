@@ -1,0 +1,62 @@
+"""What pirl has to know of PointReach: the robot, what an observation means, and what counts as success."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from pirl.data import Robot
+from pirl.envs import EnvAdapter, EnvObservation, EnvState, Expert, ExpertConfig
+from pirl.envs.experts import Flaws, with_flaws
+from point_reach import LONGEST_STEP
+
+
+class PointReachAdapter(EnvAdapter):
+    """PointReach in the terms of a dataset: one camera, a state of two numbers, actions within ±1."""
+
+    robot = Robot(
+        name="point",
+        cameras={"base_0_rgb": "observation.images.screen"},
+        state=("observation.state",),
+        actions=("action",),
+        state_dim=2,
+        action_dim=2,
+    )
+    fps = 10
+    prompt = "bring the red point to the green disc"
+
+    def observe(self, observation: Any, info: Mapping[str, Any]) -> EnvObservation:
+        """Pictures may stay floats with channels first; only the names are ours."""
+        return {"observation.images.screen": observation["screen"], "observation.state": observation["agent"]}
+
+    def action(self, action: np.ndarray) -> np.ndarray:
+        """From ±1 to metres."""
+        return np.clip(action, -1.0, 1.0).astype(np.float64) * LONGEST_STEP
+
+    def success(self, reward: float, terminated: bool, info: Mapping[str, Any]) -> bool:
+        """The environment counts; we ask whether."""
+        return bool(info["num_reached"] > 0)
+
+    # The rest is optional: states to return to (for RL that starts an episode several times), and an expert.
+
+    def save_state(self) -> EnvState:
+        """Everything that changes in it."""
+        point = self.env.unwrapped
+        return {"agent": point.agent.copy(), "goal": point.goal.copy()}  # type: ignore[attr-defined]
+
+    def load_state(self, state: EnvState) -> Any:
+        """Back to it."""
+        point = self.env.unwrapped
+        point.agent, point.goal = state["agent"].copy(), state["goal"].copy()  # type: ignore[attr-defined]
+        return point.look()  # type: ignore[attr-defined]
+
+    def make_expert(self, config: ExpertConfig, seed: int) -> Expert:
+        """Straight to the disc, or beside it."""
+        point: Any = self.env.unwrapped
+        rng = np.random.default_rng(seed)
+        flaws = Flaws.draw(config, rng, episode_length=10)
+
+        def act() -> np.ndarray:
+            return np.clip((point.goal + flaws.aim[:2] - point.agent) / LONGEST_STEP, -1, 1).astype(np.float32)
+
+        return with_flaws(act, lambda: np.zeros(2, np.float32), flaws, rng, motion=np.ones(2))

@@ -1,0 +1,170 @@
+"""What the commands that act in an environment share: which environment, who acts, and how far it has come."""
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import tyro
+
+from pirl.envs.experts import ExpertConfig
+from pirl.errors import UserError
+
+if TYPE_CHECKING:
+    from pirl.envs.base import EnvDescription
+    from pirl.envs.evaluation import EpisodeResult
+    from pirl.envs.planner import Planner
+    from pirl.envs.registry import EnvConfig
+
+EXPERT = "expert"
+_PREFIX = "--env."
+
+
+@dataclass(frozen=True, kw_only=True)
+class InEnvironment:
+    """An environment, by name, with options of its own."""
+
+    env: Annotated[str, tyro.conf.arg(metavar="NAME")] = "tabletop"
+    """Environment: a name of `pirl envs list`, or a Gymnasium id; --env.id is the same. Its own options are given as
+    `--env.OPTION VALUE`: see `pirl envs show NAME`. Your adapter of a foreign one goes by --env.adapter MODULE:CLASS."""
+    env_options: tyro.conf.Suppress[tyro.conf.Fixed[tuple[tuple[str, str], ...]]] = ()
+
+    def env_config(self) -> "EnvConfig":
+        """The environment that was asked for."""
+        from pirl.envs.registry import EnvConfig
+
+        options = dict(self.env_options)
+        return EnvConfig(id=self.env, adapter=options.pop("adapter", None), options=options)
+
+
+def take_env_options(arguments: Sequence[str], program: str) -> tuple[list[str], tuple[tuple[str, str], ...]]:
+    """Separate `--env.OPTION VALUE`, which no parser can know beforehand, from the other arguments."""
+    others: list[str] = []
+    options: dict[str, str] = {}
+    remaining = iter(arguments)
+    for argument in remaining:
+        if argument == "--":
+            others += [argument, *remaining]
+            break
+        if not argument.startswith(_PREFIX):
+            others.append(argument)
+            continue
+        flag, given, value = argument.partition("=")
+        if not given:
+            value = next(remaining, "--")
+            if value.startswith("--"):
+                raise UserError(f"{program}: {flag} needs a value, such as {flag}=true for something to switch on.")
+        name = flag.removeprefix(_PREFIX).replace("-", "_")
+        if name == "id":
+            others += ["--env", value]
+        else:
+            options[name] = value
+    return others, tuple(options.items())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Acting(InEnvironment):
+    """Somebody who acts in it."""
+
+    task: str | None = None
+    """One task only (default: all of them in turn)."""
+    seed: int = 0
+    """Decides every start, and all that is random after it."""
+    execute_steps: int = 5
+    """Actions of a planned chunk to execute before planning again."""
+    num_steps: int = 10
+    """Integration steps of the flow when a chunk is planned."""
+    model: Annotated[str | None, tyro.conf.arg(metavar="PRESET")] = None
+    """Model preset, where the checkpoint does not name its model itself."""
+    robot: Annotated[str | None, tyro.conf.arg(metavar="NAME|FILE")] = None
+    """Robot preset or JSON file, if the policy was trained for another than the environment's own."""
+    asset_id: Annotated[str | None, tyro.conf.arg(metavar="ID")] = None
+    """Which normalisation statistics of the checkpoint to use, where it has several."""
+    expert: ExpertConfig = field(default_factory=ExpertConfig)
+    """How the scripted expert errs."""
+
+    def check(self, policies: Sequence[str], **counts: int) -> None:
+        """Refuse, before anything is started, what cannot work."""
+        counts |= {"execute-steps": self.execute_steps, "num-steps": self.num_steps}
+        for name, value in counts.items():
+            if value < 1:
+                raise UserError(f"--{name} should be at least 1; it is {value}.")
+        if self.seed < 0:
+            raise UserError(f"--seed should be zero or more; it is {self.seed}.")
+        checkpoints = [policy for policy in policies if policy != EXPERT]
+        if not checkpoints:
+            for name, given in (("model", self.model), ("robot", self.robot), ("asset-id", self.asset_id)):
+                if given is not None:
+                    raise UserError(f"--{name} belongs to a checkpoint; the scripted expert needs none.")
+        elif len(checkpoints) == len(policies) and self.expert != ExpertConfig():
+            raise UserError("--expert.* belongs to the scripted expert; a checkpoint acts as it does.")
+        for checkpoint in checkpoints:
+            if not Path(checkpoint).expanduser().is_dir():
+                raise UserError(f"{checkpoint} is no checkpoint directory; the scripted expert is called {EXPERT!r}.")
+
+    def actor(self, policy: str, description: "EnvDescription", batch_size: int) -> "Planner | ExpertConfig":
+        """Who acts: the expert, or the policy of a checkpoint."""
+        if policy == EXPERT:
+            if not description.has_expert:
+                raise UserError(f"{description.name} has no scripted expert; name a checkpoint.")
+            return self.expert
+        from pirl.envs.planner import load_planner
+
+        planner = load_planner(
+            Path(policy).expanduser(),
+            description,
+            batch_size=batch_size,
+            model=self.model,
+            robot=self.robot,
+            asset_id=self.asset_id,
+            num_steps=self.num_steps,
+        )
+        if self.execute_steps > planner.horizon:
+            raise UserError(f"--execute-steps {self.execute_steps} is more than the policy plans: {planner.horizon}.")
+        return planner
+
+    def settings(self, policy: str) -> dict[str, Any]:
+        """All that decides how its episodes go."""
+        from pirl.envs.registry import find_env_class
+
+        config = self.env_config()
+        _, options = find_env_class(config)
+        if policy == EXPERT:
+            who: dict[str, Any] = {"policy": EXPERT, "expert": asdict(self.expert)}
+        else:
+            from pirl.envs.planner import find_policy
+
+            who = {"policy": str(find_policy(Path(policy).expanduser()).resolve())}
+            who |= {name: getattr(self, name) for name in ("execute_steps", "num_steps", "model", "robot", "asset_id")}
+        return {
+            **who,
+            "env": {"id": config.id, "adapter": config.adapter, "options": options},
+            "task": self.task,
+            "seed": self.seed,
+        }
+
+
+@contextlib.contextmanager
+def progress(total: int, what: str) -> Iterator["Callable[[EpisodeResult], None]"]:
+    """A bar with the success rate so far, for whoever looks at the terminal; nothing if nobody does."""
+    if not sys.stderr.isatty():
+        yield lambda result: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(what, total=total)
+        finished = successes = 0
+
+        def advance(result: "EpisodeResult") -> None:
+            nonlocal finished, successes
+            finished += result.lost is None
+            successes += result.success
+            rate = f", success {successes / finished:.0%}" if finished else ""
+            bar.update(task, advance=1, description=f"{what}{rate}")
+
+        yield advance

@@ -1,0 +1,170 @@
+"""`pirl envs`: which environments there are, what they take, and what acting in them looks like."""
+
+import contextlib
+import re
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import tyro
+
+from pirl.cli.acting import EXPERT, Acting, InEnvironment
+from pirl.cli.console import facts, show
+from pirl.errors import UserError
+
+if TYPE_CHECKING:
+    from pirl.envs.registry import EnvConfig, EnvEntry
+
+
+@dataclass(frozen=True)
+class ListEnvs:
+    """List the environments, and whether what they need is installed."""
+
+    def run(self) -> int:
+        """Do it; the return value is the exit code."""
+        from rich.table import Table
+
+        from pirl.envs.registry import list_envs
+
+        table = Table("name", "Gymnasium id", "installed", "what it is", box=None, pad_edge=False)
+        for entry in list_envs():
+            table.add_row(entry.alias, entry.id, _installed(entry), entry.summary)
+        show(table)
+        print("\nAny other Gymnasium environment: --env.id my_package:MyEnv-v0 --env.adapter my_adapter.py:MyAdapter")
+        return 0
+
+
+@dataclass(frozen=True)
+class ShowEnv(InEnvironment):
+    """Print the options of an environment and, if it is installed, its cameras, widths, limits and tasks."""
+
+    name: Annotated[tyro.conf.Positional[str | None], tyro.conf.arg(metavar="NAME")] = None
+    """Environment (the same as --env)."""
+
+    def run(self) -> int:
+        """Do it; the return value is the exit code."""
+        from rich.table import Table
+
+        from pirl.envs.registry import EnvConfig, find_env_class, list_envs
+
+        asked = self.env_config()
+        config = EnvConfig(self.name or asked.id, asked.adapter, asked.options)
+        find_env_class(config)  # an unknown name or option is said here
+        entry = next((entry for entry in list_envs() if config.id in (entry.alias, entry.id)), None)
+        if entry is not None and config.adapter is None:
+            table = Table("option", "takes", "default", "what it is for", box=None, pad_edge=False)
+            for option in entry.options:
+                default = "none" if option.default is None else str(option.default)
+                table.add_row(f"--env.{option.name.replace('_', '-')}", option.kind, default, option.help)
+            show(f"{entry.alias} ({entry.id}): {entry.summary}", "", table, "")
+            if (installed := _installed(entry)).startswith("no"):
+                print(f"installed: {installed}")
+                return 0
+        show(facts(_description(config)))
+        return 0
+
+
+@dataclass(frozen=True)
+class Play(Acting):
+    """Watch the scripted expert, or a policy, in an environment: prints how it went and, if asked, makes a film."""
+
+    episodes: int = 4
+    """Episodes to play, side by side in the film."""
+    checkpoint: Annotated[str | None, tyro.conf.arg(metavar="CHECKPOINT")] = None
+    """Policy that acts (default: the scripted expert)."""
+    render: Literal["gif", "mp4", "png"] | None = None
+    """Make a film: an animation, a video, or strips of pictures in one file."""
+    out: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
+    """Name of the film; without --render, its ending says what is made (default: the environment's name)."""
+    size: Annotated[int, tyro.conf.arg(metavar="PIXELS")] = 256
+    """Height of an episode in the film, at least."""
+
+    def run(self) -> int:
+        """Do it; the return value is the exit code."""
+        policy = self.checkpoint or EXPERT
+        self.check([policy], episodes=self.episodes, size=self.size)
+        film = self._film()
+        from pirl.envs.evaluation import Summary
+        from pirl.envs.playing import play
+        from pirl.envs.registry import make_env
+        from pirl.envs.rollouts import make_starts
+        from pirl.envs.video import write_films
+
+        config = self._with_picture_size(self.env_config())
+        results, films = [], []
+        with contextlib.closing(make_env(config)) as env:
+            description = env.describe()
+            actor = self.actor(policy, description, 1)
+            for index, start in enumerate(make_starts(description, self.episodes, self.seed, self.task)):
+                result, pictures = play(
+                    env, actor, start, execute_steps=self.execute_steps, render=film is not None, index=index
+                )
+                results.append(result)
+                films += [] if pictures is None else [pictures]
+                outcome = "success" if result.success else "failure" if result.terminated else "time ran out"
+                print(f"seed {result.seed}: {outcome} after {result.length} steps: {result.prompt}")
+        print(f"{policy}: {Summary.of(results)}")
+        if film is not None:
+            write_films(film, films, description.fps, side=self.size)
+            print(f"film: {film}")
+        return 0
+
+    def _film(self) -> Path | None:
+        """Where the film goes, if there is to be one."""
+        if self.render is None and self.out is None:
+            return None
+        from pirl.envs.video import film_format
+
+        name = re.sub(r"\W+", "_", self.env).strip("_")
+        film = self.out or Path(f"{name}.{self.render}")
+        if film_format(film) != (self.render or film_format(film)):
+            raise UserError(f"--render {self.render} does not fit --out {film}: its name should end in .{self.render}.")
+        return film
+
+    def _with_picture_size(self, config: "EnvConfig") -> "EnvConfig":
+        """Environments that draw pictures of any size are asked for the one wanted."""
+        from dataclasses import replace
+
+        from pirl.envs.registry import list_envs
+
+        for entry in list_envs():
+            if config.id in (entry.alias, entry.id) and any(option.name == "render_size" for option in entry.options):
+                return replace(config, options={"render_size": self.size, **config.options})
+        return config
+
+
+ENVS_COMMANDS: dict[str, Any] = {"list": ListEnvs, "show": ShowEnv, "play": Play}
+
+
+def _description(config: "EnvConfig") -> list[tuple[str, str]]:
+    from pirl.envs.registry import make_env
+
+    with contextlib.closing(make_env(config)) as env:
+        description = env.describe()
+    robot = description.robot
+    cameras = ((name, "×".join(map(str, description.shapes[name][:2]))) for name in robot.cameras.values())
+    state = ", ".join(f"{name} [{', '.join(map(str, description.shapes[name]))}]" for name in robot.state)
+    return [
+        ("robot", robot.name),
+        *(("camera", f"{name}  {size}") for name, size in cameras),
+        ("state", state),
+        ("actions", f"{', '.join(robot.actions)} [{robot.action_dim}]"),
+        ("time", f"{description.fps} steps per second, at most {description.max_steps} steps"),
+        ("expert", "yes" if description.has_expert else "no"),
+        *((f"task {index}", task) for index, task in enumerate(description.tasks)),
+    ]
+
+
+def _installed(entry: "EnvEntry") -> str:
+    """Whether every package of its extra is there, else how to get it."""
+    if entry.extra is None:
+        return "yes"
+    marked = re.compile(rf"""([\w.-]+).*;.*extra\s*==\s*["']{entry.extra}["']""")
+    packages = [found[1] for line in metadata.requires("pirl") or () if (found := marked.match(line))]
+    for package in packages:
+        try:
+            metadata.version(package)
+        except metadata.PackageNotFoundError:
+            return f"no: pip install 'pirl[{entry.extra}]'"
+    return "yes"

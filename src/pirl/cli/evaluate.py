@@ -1,0 +1,148 @@
+"""`pirl eval`: how often a policy succeeds, and whether another one is better."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import tyro
+
+from pirl.cli.acting import Acting, progress
+from pirl.cli.console import show
+from pirl.errors import UserError
+
+if TYPE_CHECKING:
+    from pirl.envs.evaluation import Evaluation, Summary
+
+FILMED = 16
+"""Episodes of each policy in a mosaic."""
+
+
+@dataclass(frozen=True)
+class Evaluate(Acting):
+    """Measure how often a policy succeeds, with a 95 % interval; with two, whether they differ.
+
+    Both are given the same starts, and compared start by start. The same seed gives the same episodes again. Episodes
+    that a crash, a hang or NaN took away are counted as lost, and not in the rate.
+    """
+
+    checkpoint: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="CHECKPOINT")]
+    """Checkpoint directory (the one that holds params/), or the word expert for the scripted expert."""
+    other: Annotated[tyro.conf.Positional[str | None], tyro.conf.arg(metavar="[CHECKPOINT_B]")] = None
+    """Another one to compare it with."""
+    episodes: int = 200
+    """Episodes for each."""
+    envs: int = 16
+    """Environments that run at the same time."""
+    timeout: float = 120.0
+    """Seconds after which an environment that does not answer is given up."""
+    json: Path | None = None
+    """Write everything to this file as JSON."""
+    video: Path | None = None
+    """Write a film (.mp4, .gif or .png) of the first 16 episodes side by side; of two policies, pairs of tiles."""
+
+    def run(self) -> int:
+        """Do it; the return value is the exit code."""
+        policies = [self.checkpoint] if self.other is None else [self.checkpoint, self.other]
+        self.check(policies, episodes=self.episodes, envs=self.envs)
+        if self.timeout <= 0:
+            raise UserError(f"--timeout should be more than 0 seconds; it is {self.timeout:g}.")
+        if self.video is not None:
+            from pirl.envs.video import film_format
+
+            film_format(self.video)
+        evaluations, fps = self._evaluate(policies)
+        for policy, evaluation in zip(policies, evaluations, strict=True):
+            show(f"{policy} in {self.env}, seed {self.seed}", _table(evaluation), "")
+            print(f"{policy}: {evaluation.summary()}")
+            _report_lost(evaluation)
+        content = evaluations[0].to_json()
+        if self.other is not None:
+            from pirl.envs.evaluation import compare
+
+            comparison = compare(*evaluations)
+            print(f"\n{comparison.in_words(*policies)}")
+            pairs = comparison.pairs
+            print(
+                f"both succeed {pairs.both}, only the first {pairs.only_first}, only the second {pairs.only_second}, "
+                f"neither {pairs.neither}" + (f"; {comparison.left_out} left out" if comparison.left_out else "")
+            )
+            content = {"first": content, "second": evaluations[1].to_json(), "comparison": comparison.to_json()}
+        if self.json is not None:
+            from pirl.files import write_file
+
+            write_file(self.json, json.dumps(content, indent=2) + "\n")
+            print(f"written to {self.json}")
+        if self.video is not None:
+            self._film(self.video, evaluations, fps)
+        return 0
+
+    def _evaluate(self, policies: list[str]) -> tuple[list["Evaluation"], int]:
+        from pirl.envs.evaluation import evaluate
+        from pirl.envs.pools import open_pool
+        from pirl.envs.rollouts import make_starts
+
+        evaluations = []
+        with open_pool(self.env_config(), min(self.envs, self.episodes), timeout=self.timeout) as pool:
+            starts = make_starts(pool.description, self.episodes, self.seed, self.task)
+            for policy in policies:
+                # Batches of one size whatever the number of episodes: another one would round differently.
+                actor = self.actor(policy, pool.description, self.envs)
+                with progress(self.episodes, policy) as advance:
+                    evaluation = evaluate(
+                        pool,
+                        actor,
+                        starts,
+                        execute_steps=self.execute_steps,
+                        settings=self.settings(policy) | {"episodes": self.episodes, "envs": self.envs},
+                        films=FILMED if self.video is not None else 0,
+                        on_episode=advance,
+                    )
+                evaluations.append(evaluation)
+            return evaluations, pool.description.fps
+
+    def _film(self, path: Path, evaluations: list["Evaluation"], fps: int) -> None:
+        from pirl.envs.video import write_films
+
+        # The tiles of one start side by side, whatever the number of policies.
+        shown = [index for index in evaluations[0].films if all(index in one.films for one in evaluations)]
+        films = [evaluation.films[index] for index in shown for evaluation in evaluations]
+        if not films:
+            raise UserError(f"{self.env} has no camera, or no episode began: there is nothing to film.")
+        write_films(path, films, fps, columns=4 if len(films) > 4 else len(films))
+        print(f"film of {len(shown)} episodes: {path}")
+
+
+def _table(evaluation: "Evaluation") -> Any:
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False)
+    table.add_column("task")
+    for name in ("episodes", "success", "95 % interval", "return", "length", "of successes", "lost"):
+        table.add_column(name, justify="right")
+    tasks = evaluation.by_task()
+    for task, summary in tasks.items() if len(tasks) > 1 else ():
+        table.add_row(task, *_cells(summary))
+    table.add_row("all" if len(tasks) > 1 else next(iter(tasks)), *_cells(evaluation.summary()))
+    return table
+
+
+def _cells(summary: "Summary") -> list[str]:
+    low, high = summary.interval
+    return [
+        str(summary.episodes),
+        "-" if summary.rate is None else f"{100 * summary.rate:.1f} %",
+        "-" if summary.rate is None else f"[{100 * low:.1f}, {100 * high:.1f}]",
+        "-" if summary.mean_return is None else f"{summary.mean_return:.3f}",
+        "-" if summary.mean_length is None else f"{summary.mean_length:.1f}",
+        "-" if summary.mean_length_of_successes is None else f"{summary.mean_length_of_successes:.1f}",
+        str(summary.lost),
+    ]
+
+
+def _report_lost(evaluation: "Evaluation", most: int = 5) -> None:
+    lost = [result for result in evaluation.results if result.lost is not None]
+    for result in lost[:most]:
+        print(f"  lost: episode {result.index} ({result.task}, seed {result.seed}): {result.lost}")
+    if len(lost) > most:
+        print(f"  and {len(lost) - most} more")

@@ -1,0 +1,154 @@
+"""ALOHA in simulation as a Gymnasium environment, with the names and numbers of OpenPI's `pi0_aloha_sim`."""
+
+from typing import Any, ClassVar
+
+import gymnasium
+import numpy as np
+from jaxtyping import UInt8
+
+from pirl.data.robots import get_robot
+from pirl.envs.aloha.expert import make_expert
+from pirl.envs.aloha.simulation import Simulation
+from pirl.envs.base import EnvObservation, EnvState, Expert, RobotEnv, robot_spaces
+from pirl.envs.experts import ExpertConfig
+from pirl.envs.mujoco_rendering import CameraRenderer, Quality
+from pirl.errors import ConfigError, ObservationError
+
+# What is to be done, in words. OpenPI trained `pi0_aloha_sim` with the first.
+PROMPTS = {"transfer_cube": "Transfer cube", "insertion": "Insert the peg into the socket"}
+SUCCESS_REWARD = 4
+# The limits of one arm: waist, shoulder, elbow, forearm roll, wrist angle, wrist rotation in radians; the gripper.
+ARM_LOW = (-3.14158, -1.85005, -1.76278, -3.14158, -1.8675, -3.14158, 0.0)
+ARM_HIGH = (3.14158, 1.25664, 1.6057, 3.14158, 2.23402, 3.14158, 1.0)
+# The camera of the observations, and the one that is for people: from the front, at the size that gym-aloha has.
+OBSERVED_CAMERA, RENDER_CAMERA, RENDER_SIZE = "top", "angle", (480, 640)
+
+
+class AlohaEnv(RobotEnv):
+    """Two ViperX arms that hand over a cube (`transfer_cube`) or plug a peg into a socket (`insertion`).
+
+    An action is 14 absolute joint targets at 50 Hz: for the left, then the right arm, six angles and the gripper
+    (0 closed, 1 open). The reward says how far it is, 0 to 4; 4 is success and ends the episode. The same seed begins
+    as in gym-aloha.
+
+    Options:
+        height: pixels of the camera's picture, from top to bottom
+        width: pixels of the camera's picture, from left to right
+        max_steps: steps until time runs out (300 in gym-aloha, and so in OpenPI's evaluation)
+        quality: "fast" renders without shadows and multisampling; "stock" as gym-aloha, ten times slower
+        render_mode: what render() returns; there is only "rgb_array"
+    """
+
+    name: ClassVar[str] = "pirl/Aloha-v0"
+    metadata: ClassVar[dict[str, Any]] = {"render_modes": ["rgb_array"], "render_fps": 50}  # type: ignore[misc]
+    robot = get_robot("aloha_sim")
+    tasks = tuple(PROMPTS)
+    fps = 50
+
+    def __init__(
+        self,
+        *,
+        height: int = 480,
+        width: int = 640,
+        max_steps: int = 300,
+        quality: Quality = "fast",
+        render_mode: str | None = "rgb_array",
+    ) -> None:
+        if max_steps < 1:
+            raise ConfigError(f"max_steps = {max_steps} should be at least 1.")
+        self.max_steps, self.render_mode = max_steps, render_mode
+        self._size, self._quality = (height, width), quality
+        (self._camera,) = self.robot.cameras.values()
+        (self._state,) = self.robot.state
+        self.observation_space, _ = robot_spaces(self.robot, {self._camera: self._size}, len(ARM_LOW) * 2, 0.0, 1.0)
+        self.action_space = gymnasium.spaces.Box(
+            np.array(ARM_LOW * 2, np.float32), np.array(ARM_HIGH * 2, np.float32), dtype=np.float32
+        )
+        # Both tasks are kept once they were needed: loading one takes longer than many resets.
+        self._simulations: dict[str, Simulation] = {}
+        self._renderers: dict[tuple[str, tuple[int, int]], CameraRenderer] = {}
+        self._task: str | None = None
+        self._steps = 0
+        # What is missing should come to light here rather than in the first episode.
+        self._renderer(self.tasks[0], self._size)
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[EnvObservation, dict[str, Any]]:
+        """Begin an episode: objects where the seed says, or everything as in a state that `get_state` gave."""
+        super().reset(seed=seed)
+        state = (options or {}).get("state")
+        if state is None:
+            self._task, self._steps = self.choose_task(options), 0
+            self.simulation.reset(int(self.np_random.integers(2**32)) if seed is None else seed)
+        else:
+            self._restore(state)
+        return self._observe(), {"prompt": PROMPTS[self.task], "task": self.task, "success": False}
+
+    def step(self, action: np.ndarray) -> tuple[EnvObservation, float, bool, bool, dict[str, Any]]:
+        """Pursue the joint targets for a fiftieth of a second."""
+        action = np.asarray(action, np.float64)
+        if action.shape != self.action_space.shape or not np.isfinite(action).all():
+            raise ObservationError(f"an action of ALOHA is {len(ARM_LOW) * 2} finite joint targets, not {action}.")
+        reward = self.simulation.step(action)
+        self._steps += 1
+        success = reward == SUCCESS_REWARD
+        truncated = not success and self._steps >= self.max_steps
+        return self._observe(), float(reward), success, truncated, {"success": success}
+
+    def get_state(self) -> EnvState:
+        """The physics, the task and how many steps have been taken."""
+        return {
+            "physics": self.simulation.get_state(),
+            "task": np.array(self.tasks.index(self.task)),
+            "steps": np.array(self._steps),
+        }
+
+    def make_expert(self, config: ExpertConfig, seed: int) -> Expert:
+        """An expert that sees where the objects are and finds the joints that bring the grippers there."""
+        return make_expert(self.simulation, self.task, config, seed)
+
+    def render(self) -> UInt8[np.ndarray, "480 640 3"]:
+        """The scene from the front."""
+        return self._renderer(self.task, RENDER_SIZE).render(self.simulation.data, RENDER_CAMERA)
+
+    def close(self) -> None:
+        """Free the cameras."""
+        for renderer in self._renderers.values():
+            renderer.close()
+        self._renderers.clear()
+
+    @property
+    def task(self) -> str:
+        """The task of the episode."""
+        if self._task is None:
+            raise ConfigError(f"{self.name} has no episode yet: reset() comes first.")
+        return self._task
+
+    @property
+    def simulation(self) -> Simulation:
+        """The physics of the episode."""
+        return self._simulation(self.task)
+
+    def _simulation(self, task: str) -> Simulation:
+        if task not in self._simulations:
+            self._simulations[task] = Simulation(task)
+        return self._simulations[task]
+
+    def _renderer(self, task: str, size: tuple[int, int]) -> CameraRenderer:
+        if (task, size) not in self._renderers:
+            model = self._simulation(task).model
+            self._renderers[task, size] = CameraRenderer(model, *size, self._quality, extra="aloha")
+        return self._renderers[task, size]
+
+    def _restore(self, state: EnvState) -> None:
+        try:
+            task, steps = self.tasks[int(state["task"])], int(state["steps"])
+            self._simulation(task).set_state(np.asarray(state["physics"], np.float64))
+        except (KeyError, IndexError, TypeError, ValueError) as error:
+            raise ConfigError(f"this is no state that {self.name}'s get_state() gave: {error}") from error
+        self._task, self._steps = task, steps
+
+    def _observe(self) -> EnvObservation:
+        image = self._renderer(self.task, self._size).render(self.simulation.data, OBSERVED_CAMERA)
+        return {self._camera: image, self._state: self.simulation.joints()}

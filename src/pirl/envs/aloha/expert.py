@@ -1,0 +1,158 @@
+"""Scripted experts for ALOHA: moves of the two grippers, planned from where the objects are, as joint targets."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Float, Float32
+
+from pirl.envs.aloha.kinematics import SIDES, Kinematics, Side, turn
+from pirl.envs.aloha.simulation import Simulation
+from pirl.envs.base import Expert
+from pirl.envs.experts import ExpertConfig, Flaws, with_flaws
+
+OPEN, CLOSED = 1.0, 0.0
+# An episode of either task takes about so long.
+EPISODE_STEPS = 200
+# The largest motion of one step: 0.04 radians of a joint, a tenth of the opening of a gripper.
+MOTION = np.array([*[0.04] * 6, 0.1] * 2)
+# How the right gripper picks and gives, how the left one takes: pointing at each other, steeply down, rolled.
+RIGHT_DOWN = turn("z", 180.0) @ turn("y", 60.0)
+LEFT_DOWN = turn("y", 60.0)
+LEFT_ROLLED = turn("x", 90.0)
+MEETING_POINT = np.array([0.0, 0.5, 0.25])
+# How high above the table to grasp; with the finger tips on the table, friction would keep the gripper from closing.
+CUBE_GRASP, PEG_GRASP, SOCKET_GRASP = 0.02, 0.018, 0.022
+# What is further than this from where a hand should have it is no longer in it, and the expert stops.
+DROPPED = 0.1
+
+
+@dataclass(frozen=True)
+class Reach:
+    """Where a gripper is to be, how turned (if it is to move), and how far open; what is not given stays as it is."""
+
+    position: Float[np.ndarray, "3"] | None = None
+    rotation: Float[np.ndarray, "3 3"] | None = None
+    gripper: float | None = None
+
+
+@dataclass(frozen=True)
+class Move:
+    """A motion of both grippers that takes so many steps."""
+
+    steps: int
+    left: Reach = Reach()
+    right: Reach = Reach()
+
+
+Script = Callable[[Simulation, Float[np.ndarray, "3"]], Iterator[Move]]
+
+
+def shift(position: Float[np.ndarray, "3"], *, x: float = 0.0, z: float = 0.0) -> Float[np.ndarray, "3"]:
+    """A point so much further to the right, or higher."""
+    return position + np.array([x, 0.0, z])
+
+
+def place(simulation: Simulation, body: str) -> Float[np.ndarray, "3"]:
+    """Where an object is now."""
+    return np.array(simulation.data.body(body).xpos)
+
+
+def on_table(simulation: Simulation, body: str, height: float) -> Float[np.ndarray, "3"]:
+    """Where to grasp an object that lies on the table, or will once it has fallen as it does at the beginning."""
+    x, y, _ = place(simulation, body)
+    return np.array([x, y, height])
+
+
+def transfer_cube(simulation: Simulation, aim: Float[np.ndarray, "3"]) -> Iterator[Move]:
+    """The right arm picks the cube and holds it out; the left arm comes from the other side and takes it."""
+    cube = on_table(simulation, "box", CUBE_GRASP) + aim
+    yield Move(45, right=Reach(shift(cube, z=0.1), RIGHT_DOWN, OPEN))
+    yield Move(25, right=Reach(cube))
+    yield Move(5)
+    yield Move(20, right=Reach(gripper=CLOSED))
+    yield Move(50, Reach(shift(MEETING_POINT, x=-0.12), LEFT_ROLLED, OPEN), Reach(MEETING_POINT))
+    yield Move(5)
+    cube = place(simulation, "box")
+    if np.linalg.norm(cube - MEETING_POINT) > DROPPED:
+        return
+    yield Move(25, left=Reach(cube))
+    yield Move(20, left=Reach(gripper=CLOSED))
+    yield Move(20, right=Reach(gripper=OPEN))
+
+
+def insertion(simulation: Simulation, aim: Float[np.ndarray, "3"]) -> Iterator[Move]:
+    """Each arm picks one part; in the air the right one pushes the peg into the socket."""
+    socket = on_table(simulation, "socket", SOCKET_GRASP) + aim
+    peg = on_table(simulation, "peg", PEG_GRASP) + aim
+    yield Move(45, Reach(shift(socket, z=0.1), LEFT_DOWN, OPEN), Reach(shift(peg, z=0.1), RIGHT_DOWN, OPEN))
+    yield Move(25, Reach(socket), Reach(peg))
+    yield Move(5)
+    yield Move(20, Reach(gripper=CLOSED), Reach(gripper=CLOSED))
+    hand = shift(MEETING_POINT, x=0.1)
+    yield Move(50, Reach(shift(MEETING_POINT, x=-0.1)), Reach(hand))
+    # The peg slips a little in the hand, so the hand is led by where the peg is, not by where it should be.
+    for distance in np.linspace(0.17, 0.09, 12):
+        error = shift(place(simulation, "socket"), x=distance) - place(simulation, "peg")
+        if np.linalg.norm(error) > DROPPED:
+            return
+        hand = hand + error
+        yield Move(8, right=Reach(hand))
+
+
+SCRIPTS: dict[str, Script] = {"transfer_cube": transfer_cube, "insertion": insertion}
+
+
+def make_expert(simulation: Simulation, task: str, config: ExpertConfig, seed: int) -> Expert:
+    """The expert of a task for the episode that has just begun in the simulation."""
+    rng = np.random.default_rng(seed)
+    flaws = Flaws.draw(config, rng, EPISODE_STEPS)
+    commands = follow(SCRIPTS[task](simulation, flaws.aim), simulation)
+    last = simulation.joints()
+
+    def act() -> Float32[np.ndarray, "14"]:
+        nonlocal last
+        last = next(commands, last)
+        return last
+
+    return with_flaws(act, lambda: last, flaws, rng, MOTION)
+
+
+def follow(moves: Iterator[Move], simulation: Simulation) -> Iterator[Float32[np.ndarray, "14"]]:
+    """The joint targets of every step of some moves; each move is asked for when the one before it is done."""
+    kinematics = Kinematics(simulation.model)
+    state = simulation.joints().astype(np.float64)
+    arms = {side: Arm(kinematics, side, state[7 * i : 7 * i + 7]) for i, side in enumerate(SIDES)}
+    for move in moves:
+        for arm, reach in ((arms["left"], move.left), (arms["right"], move.right)):
+            arm.begin(reach)
+        for step in range(move.steps):
+            share = _ease((step + 1) / move.steps)
+            yield np.concatenate([arms[side].command(share) for side in SIDES]).astype(np.float32)
+
+
+class Arm:
+    """One arm on its way to where it is to be."""
+
+    def __init__(self, kinematics: Kinematics, side: Side, state: Float[np.ndarray, "7"]) -> None:
+        self._kinematics, self._side = kinematics, side
+        _, self._rotation = kinematics.pose(side, state[:6])
+        self._start = self._goal = state
+
+    def begin(self, reach: Reach) -> None:
+        """Set out from where the last move ended."""
+        self._start, self._goal = self._goal, self._goal.copy()
+        if reach.gripper is not None:
+            self._goal[6] = reach.gripper
+        if reach.position is not None:
+            self._rotation = self._rotation if reach.rotation is None else reach.rotation
+            self._goal[:6] = self._kinematics.solve(self._side, reach.position, self._rotation, self._start[:6])
+
+    def command(self, share: float) -> Float[np.ndarray, "7"]:
+        """The joint targets a share of the way there. Joints, not the hand, move evenly: no pose on the way is hard."""
+        return self._start + share * (self._goal - self._start)
+
+
+def _ease(share: float) -> float:
+    """Speeds up and slows down."""
+    return share * share * (3 - 2 * share)

@@ -1,0 +1,215 @@
+"""Makes LeRobot datasets by acting: episodes in the order of their starts, and a log by which a killed run goes on."""
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from pirl.data import DatasetWriter
+from pirl.data.lerobot.layout import INFO_FILE
+from pirl.data.lerobot.video_writer import Codec
+from pirl.envs.base import EnvDescription, Start
+from pirl.envs.evaluation import EpisodeResult, versions
+from pirl.envs.experts import ExpertConfig
+from pirl.envs.planner import Planner
+from pirl.envs.pools import EnvPool
+from pirl.envs.rollouts import Rollout, roll_out
+from pirl.errors import ConfigError, DataError
+from pirl.files import write_file, writing
+
+LOG_FILE = "meta/pirl_collect.json"
+_OUTCOMES = {"next.reward": "float32", "next.done": "bool", "next.success": "bool", "next.truncated": "bool"}
+
+
+@dataclass(frozen=True)
+class DatasetFormat:
+    """How a collected dataset is written."""
+
+    version: Literal["v2.1", "v3.0"] = "v3.0"
+    storage: Literal["video", "image"] = "video"
+    codec: Codec = "h264"
+
+
+@dataclass(frozen=True)
+class CollectionLog:
+    """What was collected so far, by start: the settings that decide it, and each episode, written or lost."""
+
+    settings: Mapping[str, Any]
+    episodes: tuple[EpisodeResult, ...] = ()
+    complete: bool = False
+
+    @property
+    def written(self) -> int:
+        """Episodes that are in the dataset."""
+        return sum(episode.lost is None for episode in self.episodes)
+
+    @classmethod
+    def read(cls, root: Path) -> "CollectionLog | None":
+        """The log of a dataset, without episodes that were announced but not written; None if there is none."""
+        file = root / LOG_FILE
+        if not file.exists():
+            return None
+        try:
+            content = json.loads(file.read_text(encoding="utf-8"))
+            episodes = [EpisodeResult(**entry) for entry in content["episodes"]]
+            counted = int(json.loads((root / INFO_FILE).read_text(encoding="utf-8"))["total_episodes"])
+            log = cls(content["settings"], tuple(_first_written(episodes, counted)), content["complete"])
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise DataError(
+                f"{root} cannot be continued: its {LOG_FILE} or {INFO_FILE} is damaged: {error!r}."
+            ) from error
+        if log.written != counted:
+            raise DataError(
+                f"{root} cannot be continued: it has {counted} episodes, but {LOG_FILE} knows of {log.written} only. "
+                "Something else has added to it; choose another directory."
+            )
+        return log
+
+
+def open_log(root: Path, settings: Mapping[str, Any], *, resume: bool) -> CollectionLog:
+    """The log to go on with. Refuses a directory with something else in it, or with episodes made by other settings."""
+    settings = json.loads(json.dumps(settings))  # as it will be read back
+    if not resume:
+        if root.exists() and (not root.is_dir() or any(root.iterdir())):
+            raise DataError(
+                f"{root} is not empty: choose another directory, or resume (--resume) to continue what is in it."
+            )
+        return CollectionLog(settings)
+    log = CollectionLog.read(root)
+    if log is None:
+        # A run that was killed at once has left a dataset without episodes, or nothing.
+        if any(root.glob("data/*/*.parquet")):
+            raise DataError(f"{root} has episodes but no {LOG_FILE}: `pirl collect` did not make it.")
+        return CollectionLog(settings)
+    if differences := list(_differences(log.settings, settings)):
+        raise DataError(
+            f"{root} was collected with other settings: {'; '.join(differences)}. Choose another directory."
+        )
+    return log
+
+
+def collect(
+    pool: EnvPool,
+    actor: Planner | ExpertConfig,
+    starts: Sequence[Start],
+    root: Path,
+    *,
+    execute_steps: int,
+    settings: Mapping[str, Any],
+    dataset_format: DatasetFormat | None = None,
+    resume: bool = False,
+    on_episode: Callable[[EpisodeResult], None] | None = None,
+) -> CollectionLog:
+    """Act from every start and write what happened as a LeRobot dataset.
+
+    `settings` say what decides the content; they are kept, and a run that resumes must have the same. One that resumes
+    with more starts adds to what is there. Lost episodes are in the log, but not in the dataset.
+    """
+    dataset_format = dataset_format or DatasetFormat()
+    features = collected_features(pool.description, dataset_format)
+    log = open_log(root, settings, resume=resume)
+    with DatasetWriter(
+        root,
+        fps=pool.description.fps,
+        features=features,
+        robot_type=pool.description.robot.name,
+        version=dataset_format.version,
+        codec=dataset_format.codec,
+        resume=resume,
+    ) as writer:
+        done, lines = len(log.episodes), [_line(episode) for episode in log.episodes]
+        rollouts = roll_out(pool, actor, starts[done:], execute_steps=execute_steps, keep_images=True)
+        for rollout in _in_order(rollouts):
+            result = EpisodeResult.of(rollout, index=done + rollout.index)
+            log = CollectionLog(log.settings, (*log.episodes, result))
+            # Before the episode itself: an entry too many is seen by counting the episodes, one too few would be lost.
+            lines.append(_line(result))
+            _write_log(root, log, lines)
+            if result.lost is None:
+                writer.write_episode(episode_columns(rollout, pool.description), task=rollout.prompt)
+            if on_episode is not None:
+                on_episode(result)
+    log = CollectionLog(log.settings, log.episodes, complete=True)
+    _write_log(root, log, lines)
+    return log
+
+
+def collected_features(description: EnvDescription, dataset_format: DatasetFormat) -> dict[str, dict[str, Any]]:
+    """The features of a dataset collected in an environment."""
+    robot = description.robot
+    for name, columns in (("state", robot.state), ("actions", robot.actions)):
+        if len(columns) != 1:
+            raise ConfigError(
+                f"robot {robot.name!r} has several columns for its {name} ({', '.join(columns)}); an environment has "
+                "them in one, so nothing can be collected for it."
+            )
+    assert robot.action_dim is not None
+    return {
+        **{
+            name: {"dtype": dataset_format.storage, "shape": description.shapes[name]}
+            for name in robot.cameras.values()
+        },
+        robot.state[0]: {"dtype": "float32", "shape": description.shapes[robot.state[0]]},
+        robot.actions[0]: {"dtype": "float32", "shape": (robot.action_dim,)},
+        **{name: {"dtype": dtype, "shape": (1,)} for name, dtype in _OUTCOMES.items()},
+    }
+
+
+def episode_columns(rollout: Rollout, description: EnvDescription) -> dict[str, np.ndarray]:
+    """What a dataset says about a finished episode. How it ended is marked at its last frame."""
+    robot = description.robot
+    last = np.arange(len(rollout.rewards)) == len(rollout.rewards) - 1
+    return {
+        **{name: rollout.observations[name] for name in (*robot.cameras.values(), robot.state[0])},
+        robot.actions[0]: rollout.actions,
+        "next.reward": rollout.rewards,
+        "next.done": last & (rollout.terminated or rollout.truncated),
+        "next.success": last & rollout.success,
+        # An episode that ended in its very last step did end.
+        "next.truncated": last & (rollout.truncated and not rollout.terminated),
+    }
+
+
+def _line(episode: EpisodeResult) -> str:
+    return json.dumps(asdict(episode))
+
+
+def _write_log(root: Path, log: CollectionLog, lines: Sequence[str]) -> None:
+    """Replace the log in one step, a line for every episode: it is written once for each of them."""
+    head = json.dumps({"settings": log.settings, "versions": versions(), "complete": log.complete}, indent=1)
+    body = ",\n  ".join(lines)
+    with writing("the log of the collection", root, "Make room, and resume."):
+        write_file(root / LOG_FILE, f'{head[:-2]},\n "episodes": [\n  {body}\n ]\n}}\n')
+
+
+def _in_order(rollouts: Iterator[Rollout]) -> Iterator[Rollout]:
+    """Rollouts by their index; those that finish early wait."""
+    waiting: dict[int, Rollout] = {}
+    following = 0
+    for rollout in rollouts:
+        waiting[rollout.index] = rollout
+        while following in waiting:
+            yield waiting.pop(following)
+            following += 1
+    assert not waiting
+
+
+def _first_written(episodes: Sequence[EpisodeResult], count: int) -> Iterator[EpisodeResult]:
+    """The entries up to the `count`-th episode of the dataset, and those lost right after it."""
+    for episode in episodes:
+        count -= episode.lost is None
+        if count < 0:
+            return
+        yield episode
+
+
+def _differences(there: Mapping[str, Any], here: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    for name in {**there, **here}:
+        old, new = there.get(name), here.get(name)
+        if isinstance(old, Mapping) and isinstance(new, Mapping):
+            yield from _differences(old, new, f"{prefix}{name}.")
+        elif old != new:
+            yield f"{prefix}{name} is {json.dumps(old)} there, and {json.dumps(new)} here"

@@ -1,0 +1,83 @@
+"""How a scripted expert errs: what is common to the experts of all environments."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Float, Float32
+
+from pirl.errors import ConfigError
+
+Action = Float32[np.ndarray, " action_dim"]
+
+
+@dataclass(frozen=True)
+class ExpertConfig:
+    """The quality of a scripted expert. The defaults are its best; each flaw makes other failures."""
+
+    aim_bias: float = 0.0
+    """Standard deviation of where it aims, in metres: one error for the whole episode."""
+    noise: float = 0.0
+    """Standard deviation of noise on every action, as a share of the largest motion of one step."""
+    delay: int = 0
+    """Longest hesitation: it starts up to this many steps late."""
+    give_up: float = 0.0
+    """Probability that it stops trying somewhere on the way."""
+    flawed: float = 1.0
+    """Share of the episodes that have these flaws; the others are its best."""
+
+    def __post_init__(self) -> None:
+        for name in ("aim_bias", "noise", "delay"):
+            if not 0 <= getattr(self, name) < np.inf:
+                raise ConfigError(f"expert.{name} = {getattr(self, name)} should be zero or more.")
+        for name in ("give_up", "flawed"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ConfigError(f"expert.{name} = {getattr(self, name)} should be between 0 and 1.")
+
+
+@dataclass(frozen=True)
+class Flaws:
+    """What goes wrong in one episode, drawn from an `ExpertConfig`."""
+
+    aim: Float[np.ndarray, " 3"]
+    noise: float
+    late: int
+    stops_after: int | None
+
+    @classmethod
+    def draw(cls, config: ExpertConfig, rng: np.random.Generator, episode_length: int) -> "Flaws":
+        """Draw the flaws of an episode that usually takes `episode_length` steps."""
+        # Everything is drawn whatever the config, so that episodes of the same seed differ in the flaws alone.
+        flawed, gives_up = rng.random(2)
+        aim = rng.normal(size=3)
+        late = rng.integers(config.delay + 1)
+        stops_after = rng.integers(episode_length)
+        if flawed >= config.flawed:
+            return cls(np.zeros(3), 0.0, 0, None)
+        return cls(
+            aim * config.aim_bias, config.noise, int(late), int(stops_after) if gives_up < config.give_up else None
+        )
+
+
+def with_flaws(
+    act: Callable[[], Action],
+    hold: Callable[[], Action],
+    flaws: Flaws,
+    rng: np.random.Generator,
+    motion: Float[np.ndarray, " action_dim"],
+) -> Callable[[], Action]:
+    """The expert `act` with noise, a late start and giving up; `hold` is the action of doing nothing.
+
+    `motion` is the largest motion of one step in each action dimension: the unit of the noise (0: none there).
+    Where it aims is up to the expert itself.
+    """
+    steps = 0
+
+    def flawed() -> Action:
+        nonlocal steps
+        steps += 1
+        waits = steps <= flaws.late or (flaws.stops_after is not None and steps > flaws.stops_after)
+        action = hold() if waits else act()
+        return (action + rng.normal(size=action.shape) * flaws.noise * motion).astype(np.float32)
+
+    return flawed

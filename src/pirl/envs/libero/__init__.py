@@ -1,0 +1,1 @@
+"""LIBERO: language-conditioned manipulation with a Panda arm, in five suites of tasks (hf-libero, on robosuite)."""

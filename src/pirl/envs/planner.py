@@ -1,0 +1,194 @@
+"""What decides the actions: a policy that plans a chunk for every environment that needs one, in one inference."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Protocol, runtime_checkable
+
+import jax
+import numpy as np
+from jaxtyping import Float, Float32, UInt32
+
+from pirl.data.policy_io import PolicyIO
+from pirl.data.robots import Robot, load_robot
+from pirl.envs.base import EnvDescription, EnvObservation
+from pirl.envs.options import did_you_mean
+from pirl.errors import CheckpointError, ConfigError
+from pirl.interop import Checkpoint, NormStats, load_policy, open_checkpoint, resolve_config
+from pirl.models import Observation, Pi0, Pi0Config, Tokenizer
+from pirl.models.types import Array
+
+NO_STATISTICS = "none"
+
+
+@runtime_checkable
+class Planner(Protocol):
+    """Plans chunks of actions. What it plans for an environment depends on its own row alone."""
+
+    horizon: int
+
+    def plan(
+        self, observations: EnvObservation, prompts: Sequence[str], seeds: Sequence[int], steps: Sequence[int]
+    ) -> Float32[np.ndarray, "n horizon action_dim"]:
+        """The next actions of n environments, given their observations [n, …], prompts, seeds and steps so far."""
+        ...
+
+
+class PolicyPlanner:
+    """A π₀ policy as a planner. The noise of a chunk comes from the episode's seed and step, so episodes repeat exactly.
+
+    Batches are filled up to `batch_size`, so that one compiled program serves however many environments there are.
+    """
+
+    def __init__(self, policy: Pi0, policy_io: PolicyIO, *, batch_size: int, num_steps: int = 10) -> None:
+        if batch_size < 1 or num_steps < 1:
+            raise ConfigError(f"batch_size = {batch_size} and num_steps = {num_steps} should be at least 1.")
+        self.horizon = policy.config.action_horizon
+        self.policy_io = policy_io
+        self._policy = policy
+        self._batch_size = batch_size
+        self._num_steps = num_steps
+
+    def plan(
+        self, observations: EnvObservation, prompts: Sequence[str], seeds: Sequence[int], steps: Sequence[int]
+    ) -> Float32[np.ndarray, "n horizon action_dim"]:
+        """The next actions of n environments, given their observations [n, …], prompts, seeds and steps so far."""
+        robot, size = self.policy_io.robot, self._batch_size
+        images = {slot: observations[feature] for slot, feature in robot.cameras.items()}
+        state = np.concatenate([observations[column] for column in robot.state], axis=-1)
+        observation = self.policy_io.observation(images, state, list(prompts))
+        noise_ids = np.array([[seed & 0xFFFFFFFF, seed >> 32, step] for seed, step in zip(seeds, steps, strict=True)])
+        chunks = []
+        for first in range(0, len(state), size):
+            # The last row again and again fills the batch.
+            rows = np.minimum(np.arange(first, first + size), len(state) - 1)
+            part: Observation = jax.tree.map(lambda values, rows=rows: values[rows], observation)
+            chunks.append(_plan(self._policy, part, noise_ids[rows].astype(np.uint32), self._num_steps))
+        return self.policy_io.robot_actions(jax.numpy.concatenate(chunks)[: len(state)], state)
+
+
+@partial(jax.jit, static_argnames="num_steps")
+def _plan(
+    policy: Pi0, observation: Observation, noise_ids: UInt32[Array, "b 3"], num_steps: int
+) -> Float[Array, "b horizon action_dim"]:
+    def noise(ids: UInt32[Array, " 3"]) -> Float[Array, "1 horizon action_dim"]:
+        key = jax.random.key(0)
+        for number in ids:
+            key = jax.random.fold_in(key, number)
+        return jax.random.normal(key, (1, policy.config.action_horizon, policy.config.action_dim))
+
+    return policy.sample(policy.encode(observation), num_steps=num_steps, noise=jax.vmap(noise)(noise_ids))[:, 0]
+
+
+def load_planner(
+    checkpoint: Path,
+    description: EnvDescription,
+    *,
+    batch_size: int,
+    model: str | None = None,
+    robot: str | None = None,
+    asset_id: str | None = None,
+    num_steps: int = 10,
+) -> PolicyPlanner:
+    """The policy of a checkpoint or a run, for an environment; whether they fit is known before anything is loaded.
+
+    `robot` is another description of the environment's robot (a preset or a JSON file), such as one with delta actions.
+    `asset_id` chooses among several statistics; "none" does without.
+    """
+    opened = open_checkpoint(find_policy(checkpoint))
+    config = resolve_config(opened, model)
+    seen = _visible(description.robot, config) if robot is None else load_robot(robot)
+    statistics = _choose_statistics(opened, asset_id)
+    check_policy(seen, config, statistics, description)
+    tokenizer = Tokenizer.for_model(config) if config.max_token_len else None
+    policy_io = PolicyIO(seen, config, statistics, tokenizer)
+    return PolicyPlanner(load_policy(opened.directory, config), policy_io, batch_size=batch_size, num_steps=num_steps)
+
+
+def find_policy(path: Path) -> Path:
+    """The checkpoint directory that is meant: itself, or the newest policy of a training run."""
+    policies = path.expanduser() / "checkpoints" / "policy"
+    if not policies.is_dir():
+        return path
+    steps = [int(entry.name) for entry in policies.iterdir() if entry.is_dir() and entry.name.isdigit()]
+    if not steps:
+        raise CheckpointError(f"the run {path} has not written a policy yet: {policies} is empty.")
+    return policies / str(max(steps))
+
+
+def check_policy(
+    robot: Robot, config: Pi0Config, statistics: Mapping[str, NormStats] | None, description: EnvDescription
+) -> None:
+    """Raise if a policy and the robot it is meant for do not fit the environment."""
+    name, shapes = description.name, description.shapes
+    for slot, feature in robot.cameras.items():
+        if feature not in shapes:
+            raise ConfigError(
+                f"the robot {robot.name!r} looks through {feature!r} ({slot}), which {name} does not have. "
+                f"{did_you_mean(feature, shapes)}It has {', '.join(shapes)}."
+            )
+    if config.cameras and not robot.cameras and description.robot.cameras:
+        raise ConfigError(
+            f"the policy sees through {', '.join(config.cameras)}, but {name} has only "
+            f"{', '.join(description.robot.cameras)}: describe the robot with the policy's cameras (--robot)."
+        )
+    if unknown := [column for column in robot.state if column not in shapes]:
+        raise ConfigError(f"the robot {robot.name!r} reads {', '.join(unknown)}; {name} has {', '.join(shapes)}.")
+    given = {
+        "state": sum(shapes[column][0] for column in robot.state),
+        "actions": description.robot.action_dim or robot.action_dim or 0,
+    }
+    for key, claimed in (("state", robot.state_dim), ("actions", robot.action_dim)):
+        _check_width(key, claimed, f"the robot {robot.name!r}", given[key], name)
+        if given[key] > config.action_dim:
+            raise ConfigError(f"the policy has room for {config.action_dim} {key}; {name} has {given[key]}.")
+        if statistics is not None:
+            if key not in statistics:
+                raise ConfigError(f"the policy has no statistics of {key!r}, only of {', '.join(statistics)}.")
+            _check_width(key, _real_width(statistics[key], given[key]), "the policy's statistics", given[key], name)
+
+
+def _check_width(key: str, claimed: int | None, who: str, given: int, env: str) -> None:
+    if claimed not in (None, given):
+        raise ConfigError(
+            f"{who} says that {key} has {claimed} dimensions; in {env} there are {given}: the policy was trained for "
+            "another robot."
+        )
+
+
+def _real_width(stats: NormStats, wanted: int) -> int:
+    """How many dimensions statistics are of: padding behind them has mean and deviation 0."""
+    is_padded = not np.any(stats.mean[wanted:]) and not np.any(stats.std[wanted:])
+    return wanted if len(stats.mean) > wanted and is_padded else len(stats.mean)
+
+
+def _visible(robot: Robot, config: Pi0Config) -> Robot:
+    """The environment's robot with those of its cameras that the policy has."""
+    return dataclasses.replace(
+        robot, cameras={slot: feature for slot, feature in robot.cameras.items() if slot in config.cameras}
+    )
+
+
+def _choose_statistics(checkpoint: Checkpoint, asset_id: str | None) -> dict[str, NormStats] | None:
+    if asset_id == NO_STATISTICS:
+        return None
+    found = checkpoint.norm_stats()
+    if asset_id is None and len(found) == 1:
+        return next(iter(found.values()))
+    if asset_id is not None and asset_id in found:
+        return found[asset_id]
+    if not found:
+        raise ConfigError(
+            f"{checkpoint.directory} has no statistics (assets/<id>/norm_stats.json), without which its actions mean "
+            f"nothing to the robot: copy the ones it was trained with, or say --asset-id {NO_STATISTICS} if it was "
+            "trained without."
+        )
+    if asset_id is None:
+        raise ConfigError(
+            f"{checkpoint.directory} has several statistics: choose one, --asset-id {' or '.join(found)}."
+        )
+    raise ConfigError(
+        f"{checkpoint.directory} has no statistics {asset_id!r}. {did_you_mean(asset_id, found)}It has "
+        f"{', '.join(found)}."
+    )

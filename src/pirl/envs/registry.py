@@ -1,0 +1,174 @@
+"""Which environments there are, and how one is made from a name and options."""
+
+import ast
+import importlib
+import inspect
+import os
+import re
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import gymnasium
+from gymnasium.envs.registration import EnvSpec, load_env_creator
+
+from pirl.envs.adapter import EnvAdapter
+from pirl.envs.base import RobotEnv
+from pirl.envs.known import KNOWN, KnownEnv
+from pirl.envs.options import EnvOption, convert_options, did_you_mean, list_options
+from pirl.errors import ConfigError, EnvError, UserError
+
+
+@dataclass(frozen=True)
+class EnvConfig:
+    """An environment by name: an alias or Gymnasium id of pirl's, or any Gymnasium id with an adapter of the user's."""
+
+    id: str = "tabletop"
+    adapter: str | None = None
+    """`module:Class` or `path/to/file.py:Class`: a subclass of `EnvAdapter` that translates the environment."""
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class EnvEntry:
+    """What is said of an environment of pirl's. `extra` is what `pip install 'pirl[…]'` needs for it, if anything."""
+
+    alias: str
+    id: str
+    extra: str | None
+    summary: str
+    options: tuple[EnvOption, ...]
+
+
+def list_envs() -> list[EnvEntry]:
+    """The environments of pirl's, without starting any simulator."""
+    entries = []
+    for known in KNOWN:
+        try:
+            env_class = _load_known(known)
+        except ModuleNotFoundError:  # not every installation has all of them
+            continue
+        summary = inspect.cleandoc(env_class.__doc__ or "").split("\n\n")[0].replace("\n", " ")
+        entries.append(EnvEntry(known.alias, known.id, known.extra, summary, list_options(env_class)))
+    return entries
+
+
+def make_env(config: EnvConfig) -> RobotEnv:
+    """Make the environment; what is wrong with its name, adapter or options is a `ConfigError`."""
+    env_class, options = find_env_class(config)
+    if not issubclass(env_class, EnvAdapter):
+        return env_class(**options)
+    # Checked by the adapter, which says more to its author; and its limit goes before the registered one.
+    settings: dict[str, Any] = {"disable_env_checker": True, "max_episode_steps": env_class.max_steps} | options
+    try:
+        env = gymnasium.make(config.id, **settings)
+    except UserError:
+        raise
+    except TypeError as error:
+        raise ConfigError(f"{config.id} does not take these options: {error}.") from error
+    except Exception as error:
+        raise EnvError(f"{config.id} could not be made: {type(error).__name__}: {error}") from error
+    return env_class(env)
+
+
+def find_env_class(config: EnvConfig) -> tuple[type[RobotEnv], dict[str, Any]]:
+    """The class that is meant (of the environment, or of the adapter around it), and its options, converted."""
+    for known in KNOWN:
+        if config.id in (known.alias, known.id) and config.adapter is None:
+            env_class = _load_known(known)
+            return env_class, convert_options(known.alias, env_class, config.options)
+    spec = _find_spec(config.id)
+    if config.adapter is not None:
+        return _load_adapter(config.adapter), {key: _literal(value) for key, value in config.options.items()}
+    creator = load_env_creator(spec.entry_point) if isinstance(spec.entry_point, str) else spec.entry_point
+    if isinstance(creator, type) and issubclass(creator, RobotEnv):
+        return creator, spec.kwargs | convert_options(config.id, creator, config.options)
+    raise ConfigError(
+        f"{config.id} is an environment of Gymnasium's that does not say which robot it is. Write a small subclass of "
+        "pirl.envs.EnvAdapter with `robot`, `fps`, `prompt`, `observe()` and `success()`, and name it with "
+        "--env.adapter my_adapter.py:MyAdapter (see docs/environments.md)."
+    )
+
+
+def _load_known(known: KnownEnv) -> type[RobotEnv]:
+    module, name = known.entry_point.split(":")
+    env_class: type[RobotEnv] = getattr(importlib.import_module(module), name)
+    return env_class
+
+
+def _find_spec(name: str) -> EnvSpec:
+    """What Gymnasium knows under that id, after importing what stands before a colon."""
+    _make_current_directory_importable()
+    module, _, env_id = name.rpartition(":")
+    if module:
+        _import(module, f"the environment {name!r}")
+    if spec := gymnasium.registry.get(env_id):
+        return spec
+    ours = [name for known in KNOWN for name in (known.alias, known.id)]
+    question = did_you_mean(env_id, [*ours, *gymnasium.registry])
+    if not re.search(r"/|-v\d+$", env_id):
+        raise ConfigError(
+            f"no environment is named {name!r}. {question}pirl has {', '.join(known.alias for known in KNOWN)}; any "
+            "other is named by its Gymnasium id, as in my_package:my_package/MyEnv-v0."
+        )
+    raise ConfigError(
+        f"no environment {env_id!r} is registered with Gymnasium. {question}Install the package that registers it and "
+        f"name its module too, as in my_package:{env_id}."
+    )
+
+
+def _load_adapter(name: str) -> type[EnvAdapter]:
+    _make_current_directory_importable()
+    place, _, class_name = name.rpartition(":")
+    if not place or not class_name:
+        raise ConfigError(f"an adapter is named as module:Class or path/to/file.py:Class; got {name!r}.")
+    module = _import_file(place) if place.endswith(".py") else _import(place, f"the adapter {name!r}")
+    adapter = getattr(module, class_name, None)
+    if isinstance(adapter, type) and issubclass(adapter, EnvAdapter) and adapter is not EnvAdapter:
+        return adapter
+    if adapter is not None:
+        raise ConfigError(f"{name} should be a subclass of pirl.envs.EnvAdapter; it is {adapter!r:.80}.")
+    classes = [key for key, value in vars(module).items() if isinstance(value, type)]
+    raise ConfigError(f"{place} has no class {class_name!r}. {did_you_mean(class_name, classes)}")
+
+
+def _import(module: str, whose: str) -> ModuleType:
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f"{whose} needs the module {error.name}, which cannot be imported: install its package, or run where "
+            "its file is."
+        ) from error
+    except Exception as error:
+        raise ConfigError(f"{whose}: importing {module} failed with {type(error).__name__}: {error}") from error
+
+
+def _import_file(path: str) -> ModuleType:
+    """A file as a module, with its neighbours importable."""
+    file = Path(path).expanduser().absolute()
+    if not file.is_file():
+        raise ConfigError(f"there is no adapter file {file}.")
+    loaded = sys.modules.get(file.stem)
+    if loaded is not None and getattr(loaded, "__file__", None) != str(file):
+        raise ConfigError(f"{file} has the name of another module, {file.stem}: rename the file.")
+    if str(file.parent) not in sys.path:
+        sys.path.insert(0, str(file.parent))
+    return _import(file.stem, f"the adapter file {file}")
+
+
+def _make_current_directory_importable() -> None:
+    """As `python` itself does, but not a command that pip installed."""
+    if not {"", os.getcwd()} & set(sys.path):
+        sys.path.insert(0, os.getcwd())
+
+
+def _literal(value: Any) -> Any:
+    """Text that is a Python literal as what it says."""
+    try:
+        return ast.literal_eval(value) if isinstance(value, str) else value
+    except (ValueError, SyntaxError):
+        return value

@@ -1,0 +1,249 @@
+"""Episodes of an actor in a pool: plan a chunk for all who need one, execute the first steps of it, plan again."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from jaxtyping import Float32
+
+from pirl.data.replay_episodes import Episode
+from pirl.data.robots import Robot
+from pirl.envs.base import EnvDescription, EnvObservation, Start
+from pirl.envs.experts import ExpertConfig
+from pirl.envs.options import did_you_mean
+from pirl.envs.planner import Planner
+from pirl.envs.pools import EnvPool, Lost, Segment, Started
+from pirl.errors import ConfigError, EnvError
+
+# So many starts may be lost, one after the other, before anything was ever stepped.
+_PATIENCE = 3
+# Seeds of the episodes of one evaluation lie together, those of another far away.
+_SEEDS_APART = 1_000_000
+
+
+@dataclass(frozen=True)
+class Rollout:
+    """One episode: what was seen before each action, what was done, and how it ended.
+
+    A lost episode says why, and holds what happened before. Pictures are there only if they were asked for.
+    """
+
+    index: int
+    start: Start
+    prompt: str
+    task: str
+    observations: EnvObservation
+    actions: Float32[np.ndarray, "steps action_dim"]
+    rewards: Float32[np.ndarray, " steps"]
+    success: bool
+    terminated: bool
+    truncated: bool
+    lost: str | None
+
+    def __len__(self) -> int:
+        return len(self.rewards)
+
+    def episode(self, robot: Robot) -> Episode:
+        """As the replay buffer takes it; the pictures must have been kept."""
+        return Episode(
+            images={slot: self.observations[feature] for slot, feature in robot.cameras.items()},
+            states=np.concatenate([self.observations[column] for column in robot.state], axis=-1),
+            actions=self.actions,
+            rewards=self.rewards,
+            terminal=self.terminated,
+            success=self.success,
+            prompt=self.prompt,
+        )
+
+
+def make_starts(description: EnvDescription, episodes: int, seed: int, task: str | None = None) -> list[Start]:
+    """Starts that depend on the seed alone: the tasks in turn (or one of them), each with a seed of its own."""
+    if task is not None and task not in description.tasks:
+        raise ConfigError(
+            f"{description.name} has no task {task!r}. {did_you_mean(task, description.tasks)}"
+            f"It has {', '.join(map(repr, description.tasks))}."
+        )
+    if episodes < 1 or seed < 0:
+        raise ConfigError(f"{episodes} episodes from seed {seed}: it takes at least one, and a seed of 0 or more.")
+    tasks = description.tasks if task is None else (task,)
+    return [Start(tasks[index % len(tasks)], seed * _SEEDS_APART + index) for index in range(episodes)]
+
+
+def roll_out(
+    pool: EnvPool,
+    actor: Planner | ExpertConfig,
+    starts: Iterable[Start],
+    *,
+    execute_steps: int,
+    keep_images: bool = False,
+    groups: int = 1,
+) -> Iterator[Rollout]:
+    """Act an episode from each start, as many at a time as the pool has slots; yields them as they finish.
+
+    The order depends on nothing but the arguments. With two groups of slots one is planned for while the other steps.
+    """
+    _check(pool.description, actor, execute_steps)
+    if groups < 1:
+        raise ConfigError(f"groups = {groups} should be at least 1.")
+    parts = [[int(slot) for slot in part] for part in np.array_split(np.arange(pool.size), min(groups, pool.size))]
+    return _Rollouts(pool, actor, enumerate(starts), execute_steps, keep_images).run(parts)
+
+
+@dataclass
+class _Running:
+    """An episode on its way."""
+
+    index: int
+    start: Start
+    started: Started | None = None
+    # The last observation, for the next plan.
+    latest: EnvObservation = field(default_factory=dict)
+    # What is kept of all observations, the first one included, so one more than actions.
+    observations: list[EnvObservation] = field(default_factory=list)
+    segments: list[Segment] = field(default_factory=list)
+    steps: int = 0
+
+
+@dataclass
+class _Rollouts:
+    """The state of `roll_out`: what runs in which slot."""
+
+    pool: EnvPool
+    actor: Planner | ExpertConfig
+    starts: Iterator[tuple[int, Start]]
+    execute_steps: int
+    keep_images: bool
+    running: dict[int, _Running] = field(default_factory=dict)
+    lost_in_a_row: int = 0
+    has_stepped: bool = False
+
+    def run(self, parts: Sequence[Sequence[int]]) -> Iterator[Rollout]:
+        """Turn by turn: whatever is done with one group, the others are busy meanwhile."""
+        for part in parts:
+            for slot in part:
+                self._start(slot)
+        while self.running:
+            for part in parts:
+                # Everything is queued again before the consumer gets to work.
+                yield from self._turn([slot for slot in part if slot in self.running])
+
+    def _turn(self, slots: Sequence[int]) -> list[Rollout]:
+        if not slots:
+            return []
+        finished, ready = [], []
+        for slot, answer in self.pool.wait(slots).items():
+            running = self.running[slot]
+            self._take(running, answer)
+            if isinstance(answer, Lost) or (isinstance(answer, Segment) and (answer.terminated or answer.truncated)):
+                finished.append(self._finish(running, answer))
+                self._start(slot)
+            else:
+                ready.append(slot)
+        self._act(ready)
+        return finished
+
+    def _start(self, slot: int) -> None:
+        self.running.pop(slot, None)
+        for index, start in self.starts:
+            self.running[slot] = _Running(index, start)
+            self.pool.start(slot, start, self.actor if isinstance(self.actor, ExpertConfig) else None)
+            return
+
+    def _take(self, running: _Running, answer: Started | Segment | Lost) -> None:
+        if isinstance(answer, Lost):
+            self.lost_in_a_row += 1
+            if self.lost_in_a_row >= _PATIENCE and not self.has_stepped:
+                raise EnvError(f"the first {_PATIENCE} episodes were lost before their first step: {answer.reason}")
+            return
+        if isinstance(answer, Started):
+            running.started, running.latest = answer, answer.observation
+            running.observations.append(self._kept({name: value[None] for name, value in running.latest.items()}))
+            return
+        self.has_stepped = True
+        running.latest = {name: values[-1] for name, values in answer.observations.items()}
+        running.observations.append(self._kept(answer.observations))
+        running.segments.append(answer)
+        running.steps += len(answer.rewards)
+
+    def _kept(self, observations: EnvObservation) -> EnvObservation:
+        columns = self.pool.description.robot.state
+        return {name: values for name, values in observations.items() if self.keep_images or name in columns}
+
+    def _act(self, slots: Sequence[int]) -> None:
+        """Let the expert go on, or plan for all of them at once; a plan is never longer than what is asked of it."""
+        if not slots:
+            return
+        if isinstance(self.actor, ExpertConfig):
+            for slot in slots:
+                self.pool.execute(slot, self.execute_steps)
+            return
+        episodes = [self.running[slot] for slot in slots]
+        chunks = self.actor.plan(
+            {name: np.stack([each.latest[name] for each in episodes]) for name in episodes[0].latest},
+            [each.started.prompt for each in episodes if each.started is not None],
+            [each.start.seed for each in episodes],
+            [each.steps for each in episodes],
+        )
+        _check_plan(chunks, len(slots), self.pool.description, self.execute_steps)
+        for slot, chunk in zip(slots, chunks, strict=True):
+            self.pool.execute(slot, np.array(chunk[: self.execute_steps], np.float32))
+
+    def _finish(self, running: _Running, answer: Started | Segment | Lost) -> Rollout:
+        description, segments = self.pool.description, running.segments
+        last = segments[-1] if segments else None
+        lost = answer.reason if isinstance(answer, Lost) else None
+        return Rollout(
+            index=running.index,
+            start=running.start,
+            prompt=running.started.prompt if running.started else "",
+            task=running.started.task if running.started else running.start.task,
+            observations={
+                name: np.concatenate([np.empty((0, *shape), dtype), *(part[name] for part in running.observations)])[
+                    : running.steps
+                ]
+                for name, (shape, dtype) in self._columns().items()
+            },
+            actions=np.concatenate(
+                [np.empty((0, description.robot.action_dim or 0), np.float32)] * (not segments)
+                + [segment.actions for segment in segments]
+            ),
+            rewards=np.concatenate([np.empty(0, np.float32), *(segment.rewards for segment in segments)]),
+            success=last is not None and lost is None and last.success,
+            terminated=last is not None and lost is None and last.terminated,
+            truncated=last is not None and lost is None and last.truncated,
+            lost=lost,
+        )
+
+    def _columns(self) -> dict[str, tuple[tuple[int, ...], type]]:
+        """Shape and dtype of what is kept of observations."""
+        description = self.pool.description
+        return {
+            name: (shape, np.float32 if name in description.robot.state else np.uint8)
+            for name, shape in description.shapes.items()
+            if self.keep_images or name in description.robot.state
+        }
+
+
+def _check(description: EnvDescription, actor: Planner | ExpertConfig, execute_steps: int) -> None:
+    if execute_steps < 1:
+        raise ConfigError(f"execute_steps = {execute_steps} should be at least 1.")
+    if isinstance(actor, ExpertConfig):
+        if not description.has_expert:
+            raise ConfigError(f"{description.name} has no scripted expert.")
+    elif execute_steps > actor.horizon:
+        raise ConfigError(
+            f"execute_steps = {execute_steps}, but the policy plans {actor.horizon} steps ahead: execute at most these."
+        )
+
+
+def _check_plan(chunks: np.ndarray, count: int, description: EnvDescription, execute_steps: int) -> None:
+    wanted = description.robot.action_dim
+    if chunks.ndim != 3 or len(chunks) != count or chunks.shape[1] < execute_steps:
+        raise ConfigError(f"the policy planned actions of shape {chunks.shape} for {count} environments.")
+    if wanted is not None and chunks.shape[2] != wanted:
+        raise ConfigError(
+            f"the policy plans actions of {chunks.shape[2]} numbers; {description.name} takes {wanted}: it was trained "
+            "for another robot."
+        )
+    if not np.all(np.isfinite(chunks)):
+        raise ConfigError("the policy plans actions that are not finite (NaN or infinity): its weights are damaged.")

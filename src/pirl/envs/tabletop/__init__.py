@@ -1,0 +1,1 @@
+"""The embedded environment: a planar tabletop in plain numpy."""

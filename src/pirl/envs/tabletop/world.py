@@ -1,0 +1,195 @@
+"""The physics of the tabletop: many tables at once, as arrays; a gripper slides above blocks, closes, and may slip."""
+
+import dataclasses
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Bool, Float32, Float64, Int64, UInt64
+
+from pirl.errors import ConfigError
+
+# The first blocks and the first zones have different colours: that is the easy end. More of them share some.
+BLOCK_COLOURS = ("red", "yellow", "blue", "green")
+ZONE_COLOURS = ("blue", "green", "red", "yellow")
+TABLE = 0.20  # half the side of the table, in metres
+REACH = 0.19  # how far the gripper goes
+BLOCK = 0.026  # half the side of a block
+ZONE = 0.055  # half the side of a zone
+STEP = 0.02  # the farthest the gripper moves in one step
+FINGERS = 0.036  # how far the open fingers stand from the middle
+FINGER_SPEED = 1 / 3  # of the way from open to closed, in one step
+WIDTH_OF_BLOCK = BLOCK / FINGERS  # the opening at which closing fingers meet a block
+
+
+@dataclass(frozen=True)
+class TableConfig:
+    """How hard the task is."""
+
+    objects: int = 2
+    zones: int = 2
+    distractors: int = 0
+    # A grasp holds if the gripper is this close to the middle of a block, in each direction.
+    precision: float = 0.018
+    # Standard deviation of what the motors add to every motion, as a share of the largest.
+    action_noise: float = 0.0
+    max_steps: int = 80
+
+    def __post_init__(self) -> None:
+        for name, most in (("objects", len(BLOCK_COLOURS)), ("zones", len(ZONE_COLOURS)), ("distractors", 4)):
+            least = 0 if name == "distractors" else 1
+            if not least <= getattr(self, name) <= most:
+                raise ConfigError(f"{name} = {getattr(self, name)} should be {least} to {most}.")
+        if not 0 < self.precision <= BLOCK:
+            raise ConfigError(f"precision = {self.precision} should be more than 0 and at most {BLOCK} metres.")
+        if not 0 <= self.action_noise < np.inf or self.max_steps < 1:
+            raise ConfigError(f"action_noise = {self.action_noise}, max_steps = {self.max_steps} should be positive.")
+
+    @property
+    def tasks(self) -> tuple[str, ...]:
+        """Every block in every zone, in words."""
+        return tuple(
+            f"put the {block} block in the {zone} zone"
+            for block in BLOCK_COLOURS[: self.objects]
+            for zone in ZONE_COLOURS[: self.zones]
+        )
+
+
+@dataclass
+class Tables:
+    """The state of n tables: all that decides how they go on. Bodies are the blocks, then the distractors."""
+
+    gripper: Float64[np.ndarray, "n 2"]
+    opening: Float64[np.ndarray, " n"]  # 1 open, 0 closed
+    bodies: Float64[np.ndarray, "n bodies 2"]
+    zones: Float64[np.ndarray, "n zones 2"]
+    held: Int64[np.ndarray, " n"]  # the body between the fingers, -1 for none
+    grip: Float64[np.ndarray, "n 2"]  # where it is, seen from the gripper
+    goal: Int64[np.ndarray, "n 2"]  # block, zone
+    steps: Int64[np.ndarray, " n"]
+    key: UInt64[np.ndarray, " n"]  # what the motors' noise comes from
+
+    def __len__(self) -> int:
+        return len(self.steps)
+
+    def rows(self, rows: np.ndarray | slice) -> "Tables":
+        """A copy of some of the tables."""
+        return Tables(**{name: np.array(value[rows]) for name, value in self.arrays().items()})
+
+    def replace(self, row: int, source: "Tables") -> None:
+        """Put the only table of `source` in place of a row."""
+        for name, value in self.arrays().items():
+            value[row] = getattr(source, name)[0]
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """Its arrays by name."""
+        return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a step led to. `failed`: the task cannot be done any more."""
+
+    success: Bool[np.ndarray, " n"]
+    failed: Bool[np.ndarray, " n"]
+    truncated: Bool[np.ndarray, " n"]
+
+
+def lay_table(config: TableConfig, seed: int, task: int) -> Tables:
+    """A table with everything at random places, none too close to another."""
+    rng = np.random.default_rng(np.random.SeedSequence([seed, 0x7AB1E]))
+    bodies = config.objects + config.distractors
+    radii = np.array([ZONE] * config.zones + [BLOCK] * bodies)
+    places = _scatter(rng, radii)
+    start = rng.uniform(-0.15, 0.15, 2)
+    goal = np.array([[task // config.zones, task % config.zones]])
+    return Tables(
+        gripper=start[None],
+        opening=np.ones(1),
+        bodies=places[None, config.zones :],
+        zones=places[None, : config.zones],
+        held=np.full(1, -1),
+        grip=np.zeros((1, 2)),
+        goal=goal,
+        steps=np.zeros(1, np.int64),
+        key=rng.integers(2**63, size=1, dtype=np.uint64),
+    )
+
+
+def _scatter(rng: np.random.Generator, radii: Float64[np.ndarray, " things"]) -> Float64[np.ndarray, "things 2"]:
+    """Places for squares of these half sides, at least a finger's width apart, nothing near the edge."""
+    while True:
+        places = np.empty((len(radii), 2))
+        for index, radius in enumerate(radii):
+            limit = TABLE - radius - 0.015
+            for _ in range(50):
+                places[index] = rng.uniform(-limit, limit, 2)
+                gaps = np.abs(places[:index] - places[index]).max(axis=1) - radii[:index] - radius
+                if (gaps > 0.012).all():
+                    break
+            else:
+                break  # no room left: begin again
+        else:
+            return places
+
+
+def step(tables: Tables, config: TableConfig, actions: Float32[np.ndarray, "n 3"]) -> Outcome:
+    """Let one step pass, in place. Actions are motion in x and y, and the gripper (-1 open, 1 closed), within ±1."""
+    rows = np.arange(len(tables))
+    actions = np.clip(actions.astype(np.float64), -1.0, 1.0)
+    motion = actions[:, :2]
+    if config.action_noise:
+        motion = motion + config.action_noise * _normal(tables.key, tables.steps)
+    tables.gripper[:] = np.clip(tables.gripper + STEP * motion, -REACH, REACH)
+
+    was_open = tables.opening >= WIDTH_OF_BLOCK
+    wanted = (1.0 - actions[:, 2]) / 2.0
+    opening = tables.opening + np.clip(wanted - tables.opening, -FINGER_SPEED, FINGER_SPEED)
+    released = (tables.held >= 0) & (opening > WIDTH_OF_BLOCK)
+    dropped = np.where(released, tables.held, -1)
+    tables.held[released] = -1
+    _close(tables, config, was_open & (opening < WIDTH_OF_BLOCK) & (tables.held < 0))
+    holds = tables.held >= 0
+    tables.opening[:] = np.where(holds, WIDTH_OF_BLOCK, opening)
+    tables.bodies[rows[holds], tables.held[holds]] = (tables.gripper + tables.grip)[holds]
+    tables.steps += 1
+
+    block, zone = tables.goal.T
+    goal_zone = tables.zones[rows, zone]
+    inside = np.abs(tables.bodies - goal_zone[:, None]).max(axis=2) <= ZONE - BLOCK / 2
+    success = released & (dropped == block) & inside[rows, block]
+    wrong = released & (dropped != block) & inside[rows, dropped]
+    resting = np.arange(tables.bodies.shape[1]) != tables.held[:, None]
+    fallen = (resting & (np.abs(tables.bodies).max(axis=2) > TABLE)).any(axis=1)
+    failed = (wrong | fallen) & ~success
+    return Outcome(success, failed, (tables.steps >= config.max_steps) & ~success & ~failed)
+
+
+def _close(tables: Tables, config: TableConfig, closing: Bool[np.ndarray, " n"]) -> None:
+    """Fingers meet: what is well between them is held, what is not slips out to the side."""
+    rows = np.flatnonzero(closing)
+    away = tables.bodies[rows] - tables.gripper[rows, None]
+    off_centre = np.abs(away).max(axis=2)
+    nearest = off_centre.argmin(axis=1)
+    distance, away = off_centre[np.arange(len(rows)), nearest], away[np.arange(len(rows)), nearest]
+    firm = distance <= config.precision
+    tables.held[rows[firm]] = nearest[firm]
+    tables.grip[rows[firm]] = away[firm]
+    slips = ~firm & (distance < FINGERS)
+    direction = away[slips] / np.maximum(np.linalg.norm(away[slips], axis=1, keepdims=True), 1e-9)
+    tables.bodies[rows[slips], nearest[slips]] += 0.03 * direction
+
+
+def _normal(key: UInt64[np.ndarray, " n"], steps: Int64[np.ndarray, " n"]) -> Float64[np.ndarray, "n 2"]:
+    """Two standard normal numbers for each table and step, by hashing: no generator whose state would have to be kept."""
+    counter = (2 * steps.astype(np.uint64))[:, None] + np.arange(2, dtype=np.uint64)
+    bits = _mix(key[:, None] + (counter + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15))
+    uniform = ((bits >> np.uint64(11)).astype(np.float64) + 0.5) / 2**53
+    radius, angle = np.sqrt(-2.0 * np.log(uniform[:, 0])), 2.0 * np.pi * uniform[:, 1]
+    return np.stack([radius * np.cos(angle), radius * np.sin(angle)], axis=1)
+
+
+def _mix(bits: UInt64[np.ndarray, "n two"]) -> UInt64[np.ndarray, "n two"]:
+    """The finaliser of SplitMix64."""
+    bits = (bits ^ (bits >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    bits = (bits ^ (bits >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return bits ^ (bits >> np.uint64(31))

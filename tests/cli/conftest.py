@@ -1,0 +1,37 @@
+"""What the tests of commands share: calling them, and a small policy for the tabletop."""
+
+import pytest
+
+from pirl.cli.main import main
+
+
+@pytest.fixture
+def call(capsys, monkeypatch, tmp_path):
+    """Call pirl; gives the exit code, and what was printed to both streams."""
+    monkeypatch.setenv("PIRL_CACHE", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+
+    def run(*arguments):
+        with pytest.raises(SystemExit) as end:
+            main(list(map(str, arguments)))
+        out, err = capsys.readouterr()
+        assert "Traceback" not in err
+        return end.value.code or 0, out, err
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def policy(tmp_path_factory):
+    """A checkpoint of an untrained policy for the tabletop."""
+    import jax
+    import numpy as np
+
+    from pirl.interop import NormStats, save_policy
+    from pirl.models import create_model, get_model_config
+
+    directory = tmp_path_factory.mktemp("policies") / "untrained"
+    stats = {name: NormStats(np.zeros(3), np.full(3, 0.3)) for name in ("state", "actions")}
+    model = create_model(get_model_config("tiny"), jax.random.key(0))
+    save_policy(directory, model, norm_stats={"tabletop": stats})
+    return directory

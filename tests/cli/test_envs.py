@@ -1,0 +1,90 @@
+"""`pirl envs`: what there is, what it takes, and a look at it."""
+
+import av
+import numpy as np
+import pytest
+from PIL import Image
+
+from pirl.envs.registry import list_envs
+
+
+def test_every_environment_is_listed_with_its_id_and_whether_it_is_installed(call):
+    code, out, _ = call("envs", "list")
+    assert code == 0
+    for entry in list_envs():
+        (line,) = (line for line in out.splitlines() if line.startswith(f"{entry.alias} "))
+        assert entry.id in line
+        assert "yes" in line or f"no: pip install 'pirl[{entry.extra}]'" in line
+    assert "--env.adapter" in out
+
+
+def test_options_cameras_widths_limits_and_tasks_are_shown(call):
+    code, out, _ = call("envs", "show", "tabletop", "--env.image-size", 30, "--env.objects=1", "--env.zones", 1)
+    assert code == 0
+    (entry,) = (entry for entry in list_envs() if entry.alias == "tabletop")
+    for option in entry.options:
+        assert f"--env.{option.name.replace('_', '-')}" in out
+        assert option.help in out
+    assert "observation.images.overhead  30×30" in out
+    assert "observation.state [3]" in out
+    assert "action [3]" in out
+    assert "put the red block in the red zone" in out
+    assert "task 1" not in out
+
+
+def test_an_environment_that_is_not_installed_still_shows_its_options(call):
+    missing = [entry for entry in list_envs() if entry.extra == "aloha"]
+    code, out, _ = call("envs", "show", "aloha")
+    assert code == 0
+    assert all(f"--env.{option.name.replace('_', '-')}" in out for option in missing[0].options)
+
+
+def test_playing_prints_how_it_went_and_makes_films(call):
+    arguments = ("envs", "play", "--episodes", 2, "--size", 64, "--seed", 5)
+    code, out, err = call(*arguments)
+    assert (code, err) == (0, "")
+    assert out.count("success after") == 2
+    assert "expert: success 100.0 % [34.2, 100.0], 2 of 2" in out
+    for extra, name in (
+        (["--render", "gif"], "tabletop.gif"),
+        (["--out", "a.png"], "a.png"),
+        (["--out", "b.mp4"], "b.mp4"),
+    ):
+        code, again, _ = call(*arguments, *extra)
+        assert again == out + f"film: {name}\n"
+    steps = [int(line.split(" after ")[1].split()[0]) for line in out.splitlines() if " after " in line]
+    with av.open("b.mp4") as container:
+        frames = [frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)]
+    assert len(frames) == max(steps) + 2, "the beginning, every step, and how it ended"
+    assert frames[0].shape == (68, 136, 3)
+    with Image.open("tabletop.gif") as gif:
+        assert gif.size == (136, 68)
+        # Frames that equal the one before them are merged.
+        assert max(steps) / 2 < gif.n_frames <= max(steps) + 2
+    assert np.asarray(Image.open("a.png")).shape == (2 * 68, 8 * 68, 3)
+
+
+def test_a_policy_can_be_watched(call, policy):
+    code, out, _ = call("envs", "play", "--checkpoint", policy, "--episodes", 1, "--num-steps", 1, "--env.max-steps", 9)
+    assert code == 0
+    assert "time ran out after 9 steps" in out or "failure after" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["show", "tabeltop"], "Did you mean 'tabletop'?"),
+        (["show", "CartPole-v1"], "EnvAdapter"),
+        (["play", "--render", "avi"], "avi"),
+        (["play", "--render", "gif", "--out", "a.mp4"], "--render gif does not fit --out a.mp4"),
+        (["play", "--out", "film"], "should end in"),
+        (["play", "--checkpoint", "nowhere"], "nowhere"),
+        (["play", "--size", "0"], "--size should be at least 1"),
+        (["play", "--episodse", "1"], "Did you mean --episodes?"),
+        (["lst"], "Did you mean list?"),
+    ],
+)
+def test_bad_input_is_explained_with_exit_code_2(call, arguments, message):
+    code, out, err = call("envs", *arguments)
+    assert code == 2
+    assert message in out + err

@@ -1,0 +1,128 @@
+"""Evaluations count what happened, and comparisons pair the same starts."""
+
+import json
+
+import numpy as np
+import pytest
+
+from eval_fakes import CAMERA, MAX_STEPS, CorridorEnv, CorridorPool, Walker
+from pirl.envs.evaluation import Evaluation, compare, evaluate
+from pirl.envs.experts import ExpertConfig
+from pirl.envs.intervals import wilson
+from pirl.envs.playing import play
+from pirl.envs.rollouts import make_starts
+from pirl.errors import UserError
+
+DESCRIPTION = CorridorEnv().describe()
+STARTS = make_starts(DESCRIPTION, 12, 0, None)
+SEEDS = [start.seed for start in STARTS]
+
+
+def run(actor, *, size=3, loses=(), starts=STARTS, **options):
+    return evaluate(CorridorPool(size, loses), actor, starts, execute_steps=2, **options)
+
+
+def test_every_episode_is_counted_as_it_went():
+    evaluation = run(Walker(stands=SEEDS[:2], falls=SEEDS[2:3]), loses=SEEDS[5:6])
+    assert [result.index for result in evaluation.results] == list(range(12))
+    assert [result.seed for result in evaluation.results] == SEEDS
+    stood, fell, walked = (evaluation.results[index] for index in (0, 2, 3))
+    assert (stood.success, stood.terminated, stood.truncated, stood.length) == (False, False, True, MAX_STEPS)
+    assert (fell.success, fell.terminated, fell.truncated, fell.length) == (False, True, False, 2)
+    assert (walked.success, walked.terminated, walked.episode_return) == (True, True, 1.0)
+    assert walked.length == 3 + SEEDS[3] % 4
+    assert walked.prompt == f"{walked.task} to the door"
+    assert evaluation.results[5].lost == "the floor gave way"
+    assert not evaluation.results[5].success
+
+
+def test_a_lost_episode_is_reported_beside_the_rate_and_not_in_it():
+    summary = run(Walker(stands=SEEDS[:3]), loses=SEEDS[-2:]).summary()
+    assert (summary.episodes, summary.finished, summary.lost, summary.successes) == (12, 10, 2, 7)
+    assert summary.rate == 0.7
+    assert summary.interval == wilson(7, 10)
+    assert summary.mean_return == pytest.approx(0.7)
+    lengths = [3 + seed % 4 for seed in SEEDS[3:-2]]
+    assert summary.mean_length_of_successes == pytest.approx(np.mean(lengths))
+    assert summary.mean_length == pytest.approx((3 * MAX_STEPS + sum(lengths)) / 10)
+    assert str(summary) == "success 70.0 % [39.7, 89.2], 7 of 10, 2 lost"
+
+
+def test_nothing_is_said_of_a_rate_when_everything_was_lost():
+    evaluation = run(Walker(), loses=SEEDS[1:3], starts=STARTS[1:3])
+    assert evaluation.summary().rate is None
+    assert "no episode was finished, 2 lost" in str(evaluation.summary())
+    json.dumps(evaluation.to_json(), allow_nan=False)
+
+
+def test_tasks_are_summed_up_one_by_one():
+    strolls = [start.seed for start in STARTS if start.task == "stroll"]
+    tasks = run(Walker(stands=strolls)).by_task()
+    assert {task: (summary.successes, summary.episodes) for task, summary in tasks.items()} == {
+        "walk": (6, 6),
+        "stroll": (0, 6),
+    }
+
+
+@pytest.mark.parametrize("size", [1, 2, 12])
+def test_the_same_starts_give_the_same_json_whatever_the_number_of_environments(size):
+    settings = {"policy": "walker"}
+    actor = ExpertConfig(give_up=0.5)
+    first, second = (run(actor, size=n, settings=settings).to_json() for n in (3, size))
+    assert 0 < first["summary"]["successes"] < 12
+    for content in (first, second):
+        assert content.pop("seconds") >= 0
+    assert json.dumps(first) == json.dumps(second)
+    assert first["settings"] == settings
+    assert {"pirl", "jax", "numpy", "gymnasium", "python"} <= set(first["versions"])
+
+
+def test_pictures_are_kept_of_as_many_episodes_as_asked_for():
+    films = run(Walker(falls=SEEDS[1:2]), films=3).films
+    assert [(index, film.success) for index, film in films.items()] == [(0, True), (1, False), (2, True)]
+    assert films[1].frames.shape == (2, *CorridorEnv().observation_space[CAMERA].shape)
+    assert not run(Walker()).films
+
+
+def test_playing_an_episode_is_what_a_rollout_of_it_would_be():
+    env = CorridorEnv()
+    for actor in (Walker(stands=SEEDS[:1], falls=SEEDS[1:2]), ExpertConfig(give_up=0.5)):
+        rolled = run(actor)
+        for index, start in enumerate(STARTS):
+            result, film = play(env, actor, start, execute_steps=2, render=True, index=index)
+            assert result == rolled.results[index]
+            assert film is not None
+            assert (len(film.frames), film.success) == (result.length + 1, result.success)
+
+
+def test_two_policies_are_compared_start_by_start():
+    first = run(Walker(stands=SEEDS[:6]), loses=SEEDS[:1])
+    second = run(Walker(stands=SEEDS[5:8]), loses=SEEDS[-1:])
+    comparison = compare(first, second)
+    pairs = comparison.pairs
+    assert (pairs.both, pairs.only_first, pairs.only_second, pairs.neither) == (3, 2, 4, 1)
+    assert comparison.left_out == 2
+    assert comparison.difference == pytest.approx(0.2)
+    assert comparison.p_value == pytest.approx(2 * (1 + 6 + 15) / 64)
+    assert "No difference between A and B can be told: +20.0 points" in comparison.in_words("A", "B")
+    json.dumps(comparison.to_json())
+
+
+def test_a_clear_difference_is_called_by_its_name():
+    good, bad = run(Walker()), run(Walker(stands=SEEDS))
+    assert compare(bad, good).in_words("A", "B").startswith("B is better than A: +100.0 points [")
+    assert compare(good, bad).in_words("A", "B").startswith("B is worse than A: -100.0 points [")
+    assert "on 12 paired episodes, p = 0.0005" in compare(good, bad).in_words("A", "B")
+
+
+def test_evaluations_without_a_common_start_are_not_compared():
+    others = make_starts(DESCRIPTION, 3, 7, None)
+    comparison = compare(run(Walker()), run(Walker(), starts=others))
+    assert (comparison.pairs.n, comparison.left_out) == (0, 15)
+    assert "nothing to compare" in comparison.in_words("A", "B")
+
+
+def test_the_same_start_twice_cannot_be_paired():
+    twice = Evaluation(run(Walker()).results * 2, {})
+    with pytest.raises(UserError, match="same task and seed"):
+        compare(twice, twice)

@@ -1,0 +1,213 @@
+"""LIBERO without its simulator: OpenPI's conventions on recorded observations, the package and where its assets are."""
+
+import os
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.spatial.transform import Rotation
+
+from pirl.envs.libero.env import LiberoEnv
+from pirl.envs.libero.observations import axis_angle, robot_observation
+from pirl.envs.libero.package import LiberoPackage, find_assets, task_prompt
+from pirl.errors import ConfigError
+
+RECORDING = Path(__file__).parents[1] / "fixtures" / "libero_observation.npz"
+
+
+@pytest.fixture(scope="module")
+def recorded() -> dict[str, np.ndarray]:
+    """Three observations of LIBERO's own simulator and cameras: see fixtures/make_libero.py."""
+    with np.load(RECORDING) as file:
+        return dict(file)
+
+
+def raw_observations(recorded: dict[str, np.ndarray]) -> list[dict[str, np.ndarray]]:
+    return [{key: values[index] for key, values in recorded.items()} for index in range(3)]
+
+
+# --- what a policy sees ----------------------------------------------------------------------------------------------
+
+
+def test_observation_has_the_names_and_shapes_of_the_robots_dataset(recorded: dict[str, np.ndarray]) -> None:
+    for raw in raw_observations(recorded):
+        observation = robot_observation(raw)
+        robot = LiberoEnv.robot
+        assert set(observation) == {*robot.cameras.values(), *robot.state}
+        assert observation["state"].shape == (robot.state_dim,)
+        assert observation["state"].dtype == np.float32
+        for camera in robot.cameras.values():
+            assert observation[camera].dtype == np.uint8
+            assert observation[camera].flags.c_contiguous
+
+
+def test_pictures_are_turned_by_180_degrees(recorded: dict[str, np.ndarray]) -> None:
+    for raw in raw_observations(recorded):
+        observation = robot_observation(raw)
+        np.testing.assert_array_equal(observation["image"], np.rot90(raw["agentview_image"], 2))
+        np.testing.assert_array_equal(observation["wrist_image"], np.rot90(raw["robot0_eye_in_hand_image"], 2))
+
+
+def test_the_main_camera_is_upright(recorded: dict[str, np.ndarray]) -> None:
+    """The grey wall is above the wooden table, whose red exceeds its blue."""
+    for raw in raw_observations(recorded):
+        image = robot_observation(raw)["image"].astype(int)
+        warmth = (image[..., 0] - image[..., 2]).mean(1)
+        assert warmth[-20:].min() > 20 > 5 > warmth[:10].max()
+
+
+def test_state_is_position_axis_angle_and_fingers(recorded: dict[str, np.ndarray]) -> None:
+    for raw in raw_observations(recorded):
+        state = robot_observation(raw)["state"]
+        np.testing.assert_array_equal(state[:3], raw["robot0_eef_pos"].astype(np.float32))
+        # robosuite's own conversion was recorded beside the quaternion.
+        np.testing.assert_allclose(state[3:6], raw["axis_angle"], rtol=1e-6)
+        np.testing.assert_array_equal(state[6:], raw["robot0_gripper_qpos"].astype(np.float32))
+
+
+components = st.floats(-1, 1, allow_subnormal=False)
+
+
+@given(st.tuples(components, components, components, components).filter(lambda q: np.linalg.norm(q) > 0.1))
+def test_axis_angle_is_the_same_rotation(quaternion: tuple[float, ...]) -> None:
+    unit = np.array(quaternion) / np.linalg.norm(quaternion)
+    angle = axis_angle(unit)
+    expected = Rotation.from_quat(unit).as_matrix()
+    # Close to w = ±1 the angle comes from the arc cosine, which loses half of the digits.
+    np.testing.assert_allclose(Rotation.from_rotvec(angle).as_matrix(), expected, atol=3e-8)
+    assert np.linalg.norm(angle) <= 2 * np.pi + 1e-9
+
+
+@pytest.mark.parametrize("w", [1.0, -1.0, 1 + 1e-12, -1 - 1e-12, 1.001])
+def test_a_quaternion_without_a_rotation_has_no_angle(w: float) -> None:
+    np.testing.assert_array_equal(axis_angle(np.array([1e-9, -2e-9, 0.0, w])), np.zeros(3))
+
+
+def test_a_small_rotation_is_kept() -> None:
+    half = 1e-5
+    quaternion = np.array([0.0, np.sin(half), 0.0, np.cos(half)])
+    np.testing.assert_allclose(axis_angle(quaternion), [0, 2e-5, 0], rtol=1e-4)
+
+
+# --- the package and its assets, without the simulator ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("task", "prompt"),
+    [
+        ("put_the_wine_bottle_on_the_rack", "put the wine bottle on the rack"),
+        ("KITCHEN_SCENE10_close_the_top_drawer_of_the_cabinet", "close the top drawer of the cabinet"),
+        ("LIVING_ROOM_SCENE2_put_both_the_cream_cheese_box_in_it", "put both the cream cheese box in it"),
+    ],
+)
+def test_prompts_are_task_names_in_words(task: str, prompt: str) -> None:
+    assert task_prompt(task) == prompt
+
+
+@pytest.fixture
+def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A package that behaves as LIBERO does when it is imported, in a home of its own."""
+    root = tmp_path / "packages" / "libero" / "libero"
+    (root / "envs").mkdir(parents=True)
+    (root / "benchmark").mkdir()
+    (root.parent / "__init__.py").touch()
+    (root / "__init__.py").write_text(
+        "import json, os\n"
+        "folder = os.environ.get('LIBERO_CONFIG_PATH', os.path.expanduser('~/.libero'))\n"
+        "os.makedirs(folder, exist_ok=True)\n"
+        "if not os.path.exists(folder + '/config.yaml'):\n"
+        "    input('Do you want to specify a custom path for the dataset folder? (Y/N): ')\n"
+        "paths = json.load(open(folder + '/config.yaml'))\n"
+        "get_libero_path = paths.get\n"
+    )
+    (root / "envs" / "__init__.py").touch()
+    (root / "envs" / "env_wrapper.py").write_text("import logging\nlogging.FileHandler('/no/such/folder/a.log')\n")
+    (root / "benchmark" / "__init__.py").write_text("raise ImportError('torch')\n")
+    (root / "benchmark" / "libero_suite_task_map.py").write_text("libero_task_map = {'libero_10': ['b', 'a']}\n")
+    monkeypatch.syspath_prepend(tmp_path / "packages")
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("PIRL_CACHE", str(tmp_path / "cache"))
+    for name in ("LIBERO_CONFIG_PATH", "PIRL_LIBERO_ASSETS"):
+        monkeypatch.delenv(name, raising=False)
+    installed = {name: sys.modules.pop(name) for name in list(sys.modules) if name.partition(".")[0] == "libero"}
+    yield root
+    for name in [name for name in sys.modules if name.partition(".")[0] == "libero"]:
+        del sys.modules[name]
+    sys.modules.update(installed)
+
+
+def test_the_package_is_imported_without_a_question_and_without_traces(stand_in: Path, tmp_path: Path) -> None:
+    package = LiberoPackage()
+    assert package.root == stand_in
+    assert package.tasks("libero_10") == ("b", "a")
+    assert package.description_file("libero_10", "b") == stand_in / "bddl_files" / "libero_10" / "b.bddl"
+    assert package.init_states_file("libero_10", "b") == stand_in / "init_files" / "libero_10" / "b.pruned_init"
+    assert not (tmp_path / "home").exists()
+    assert "LIBERO_CONFIG_PATH" not in os.environ
+
+
+def test_the_users_configuration_is_respected(stand_in: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LIBERO_CONFIG_PATH", str(tmp_path / "mine"))
+    with pytest.raises(ConfigError, match=r"mine has no config.yaml, and LIBERO would ask .* Unset"):
+        LiberoPackage()
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "config.yaml").write_text('{"bddl_files": "/my/tasks"}')
+    assert LiberoPackage().description_file("libero_10", "b") == Path("/my/tasks/libero_10/b.bddl")
+    assert not (tmp_path / "cache").exists()
+
+
+def test_a_missing_package_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "libero", None)
+    with pytest.raises(ConfigError, match=r"not installed.*pip install 'pirl\[libero\]'"):
+        LiberoEnv()
+
+
+def test_assets_are_looked_for_where_the_user_says_first(
+    stand_in: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    places = [tmp_path / "option", tmp_path / "variable", stand_in / "assets", tmp_path / "home/.cache/libero/assets"]
+    for place in places:
+        (place / "scenes").mkdir(parents=True)
+    monkeypatch.setenv("PIRL_LIBERO_ASSETS", str(places[1]))
+    assert find_assets(str(places[0]), stand_in) == places[0]
+    assert find_assets(None, stand_in) == places[1]
+    monkeypatch.delenv("PIRL_LIBERO_ASSETS")
+    assert find_assets(None, stand_in) == places[2]
+    shutil.rmtree(places[2])
+    assert find_assets(None, stand_in) == places[3]
+    shutil.rmtree(places[3])
+    with pytest.raises(ConfigError, match=r"neither in .*libero/assets nor in .*hf download.*--env.assets"):
+        find_assets(None, stand_in)
+
+
+def test_a_folder_that_was_named_is_not_replaced_by_another(
+    stand_in: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (stand_in / "assets" / "scenes").mkdir(parents=True)
+    with pytest.raises(ConfigError, match=r"assets = .*elsewhere does not hold LIBERO's assets.*hf download"):
+        find_assets(str(tmp_path / "elsewhere"), stand_in)
+    monkeypatch.setenv("PIRL_LIBERO_ASSETS", str(tmp_path))
+    with pytest.raises(ConfigError, match="PIRL_LIBERO_ASSETS = .* does not hold"):
+        find_assets(None, stand_in)
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"suite": "libero_100"}, "suite = 'libero_100' is none of libero_spatial"),
+        ({"quality": "best"}, "quality = 'best' is none of fast, stock"),
+        ({"resolution": 0}, "resolution = 0"),
+        ({"resolution": 10**5}, "resolution = 100000"),
+        ({"max_steps": 0}, "max_steps = 0"),
+        ({"settle_steps": -1}, "settle_steps = -1"),
+    ],
+)
+def test_a_bad_option_is_named(options: dict[str, Any], named: str, unchecked_signatures: None) -> None:
+    with pytest.raises(ConfigError, match=named):
+        LiberoEnv(**options)

@@ -1,0 +1,254 @@
+"""LIBERO's simulator itself, in the slow target: equal to OpenPI's procedure, and exact when it returns to a state."""
+
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pirl.envs.libero.env import MAX_STEPS, LiberoEnv
+from pirl.envs.libero.init_states import read_init_states
+from pirl.envs.libero.observations import robot_observation
+from pirl.envs.libero.package import LiberoPackage, find_assets, task_prompt
+from pirl.envs.libero.simulation import REST, Simulation
+from pirl.errors import ConfigError, ObservationError
+
+ARCHIVE = Path(__file__).resolve().parents[3] / "shared" / "libero_assets.tar.xz"
+TASK = "put_the_bowl_on_the_plate"
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(importlib.util.find_spec("libero") is None, reason="hf-libero is not installed"),
+]
+
+
+@pytest.fixture(scope="module")
+def assets(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The installed assets, or the ones for tests that lie beside the project."""
+    try:
+        return find_assets(None, LiberoPackage().root)
+    except ConfigError:
+        if not ARCHIVE.is_file():
+            pytest.skip("LIBERO's assets are not here")
+    folder = tmp_path_factory.mktemp("libero")
+    with tarfile.open(ARCHIVE) as archive:
+        archive.extractall(folder, filter="data")
+    return folder / "assets"
+
+
+@pytest.fixture(scope="module")
+def env(assets: Path) -> Iterator[LiberoEnv]:
+    env = LiberoEnv(assets=str(assets), resolution=64, quality="fast")
+    yield env
+    env.close()
+
+
+def actions(count: int, seed: int = 0) -> np.ndarray:
+    """Motions that keep a direction for a while, in which the gripper closes and some keep their orientation."""
+    motions = np.random.default_rng(seed).uniform(-1, 1, (count, 7)).astype(np.float32)
+    motions[1::3, 3:6] = 0
+    return motions
+
+
+def assert_same(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> None:
+    assert one.keys() == other.keys()
+    for name in one:
+        np.testing.assert_array_equal(one[name], other[name], err_msg=name)
+
+
+def test_physics_and_pictures_are_those_of_openpis_procedure(assets: Path) -> None:
+    """Bit by bit: a scene loaded anew, an initial state, ten steps of rest, and actions, in LIBERO's own wrapper."""
+    package = LiberoPackage()
+    files = package.description_file("libero_goal", TASK), package.init_states_file("libero_goal", TASK)
+    init_state = read_init_states(files[1])[3]
+    ours = Simulation(package, assets, files[0], 128, "stock")
+    ours.reset(5, init_state, 0)  # an episode before the one that counts
+    for action in actions(3, seed=1):
+        ours.step(action.astype(np.float64))
+    ours.reset(3, init_state, 0)
+    theirs = package.wrapper.OffScreenRenderEnv(bddl_file_name=str(files[0]), camera_heights=128, camera_widths=128)
+    np.random.seed(3)
+    theirs.env.reset()
+    expected, observed = robot_observation(theirs.set_init_state(init_state)), robot_observation(ours.observe())
+    assert_same(observed, expected)
+    for action in [*[REST] * 10, *actions(10)]:
+        raw, _, done, _ = theirs.step(action)
+        assert ours.step(action.astype(np.float64)) == done
+        np.testing.assert_array_equal(ours.data.qpos, theirs.sim.data.qpos)
+        np.testing.assert_array_equal(ours.data.qvel, theirs.sim.data.qvel)
+        # Theirs is one physics step old; a joint moves by less than 2 rad/s.
+        np.testing.assert_allclose(
+            robot_observation(ours.observe())["state"], robot_observation(raw)["state"], atol=2e-2
+        )
+    theirs.close()
+    ours.close()
+
+
+def test_gymnasium_accepts_it(env: LiberoEnv) -> None:
+    from gymnasium.utils.env_checker import check_env
+
+    env.max_steps = 5
+    check_env(env)
+    env.max_steps = MAX_STEPS["libero_goal"]
+
+
+def test_the_same_seed_gives_the_same_episode(env: LiberoEnv, assets: Path) -> None:
+    def episode(env: LiberoEnv, seed: int) -> list[dict[str, np.ndarray]]:
+        first, info = env.reset(seed=seed, options={"task": TASK})
+        assert info == {"prompt": "put the bowl on the plate", "task": TASK, "success": False}
+        return [first, *(env.step(action)[0] for action in actions(6))]
+
+    other = LiberoEnv(assets=str(assets), resolution=64, quality="fast")
+    before = np.random.get_state()[1].copy()
+    episodes = [episode(env, 7), episode(env, 8), episode(env, 7), episode(other, 7)]
+    np.testing.assert_array_equal(np.random.get_state()[1], before)
+    other.close()
+    for index in (2, 3):
+        for one, another in zip(episodes[0], episodes[index], strict=True):
+            assert_same(one, another)
+    assert (episodes[0][0]["state"] != episodes[1][0]["state"]).any()
+
+
+def test_an_episode_goes_on_from_a_state_bit_by_bit(env: LiberoEnv, assets: Path) -> None:
+    """Also elsewhere, also after the gripper began to close and the goal orientation was left behind."""
+    other = LiberoEnv(assets=str(assets), resolution=64, quality="fast")
+    other.reset(seed=20, options={"task": TASK})
+    env.reset(seed=2, options={"task": TASK})
+    for action in actions(7):
+        observation, *_ = env.step(action)
+    state = env.get_state()
+    further = [env.step(action) for action in actions(8, seed=1)]
+    for action in actions(4, seed=2):
+        env.step(action)
+    for again in (env, other):
+        restored, info = again.reset(seed=4, options={"task": TASK, "state": state})
+        assert info["task"] == TASK
+        assert_same(restored, observation)
+        assert_same(dict(again.get_state()), dict(state))
+        for action, (expected, *_) in zip(actions(8, seed=1), further, strict=True):
+            assert_same(again.step(action)[0], expected)
+    other.close()
+
+
+def test_the_step_limit_ends_an_episode_and_survives_a_state(env: LiberoEnv) -> None:
+    env.max_steps = 4
+    env.reset(seed=0, options={"task": TASK})
+    ends = [env.step(action)[2:4] for action in actions(2)]
+    state = env.get_state()
+    env.reset(seed=1, options={"task": TASK, "state": state})
+    ends += [env.step(action)[2:4] for action in actions(2)]
+    env.max_steps = MAX_STEPS["libero_goal"]
+    assert ends == [(False, False)] * 3 + [(False, True)]
+
+
+def test_success_is_rewarded_and_ends_the_episode(env: LiberoEnv) -> None:
+    """The stove is on when its knob is turned beyond half a radian: so we turn it."""
+    task = "turn_on_the_stove"
+    env.reset(seed=0, options={"task": task})
+    assert env.step(REST)[1:3] == (0.0, False)
+    simulation = env.simulation
+    knob = next(joint for joint in range(simulation.model.njnt) if "flat_stove" in simulation.model.joint(joint).name)
+    simulation.data.qpos[simulation.model.jnt_qposadr[knob]] = 1.0
+    dark = env.render().astype(int)
+    observation, reward, terminated, truncated, info = env.step(REST)
+    assert (reward, terminated, truncated, info["success"]) == (1.0, True, False, True)
+    # The burner of a stove that is on glows, also when the state is restored.
+    glow = env.render().astype(int) - dark
+    assert (glow[..., 0] > 20).sum() >= 5
+    state = env.get_state()
+    env.reset(seed=0, options={"task": task})
+    assert_same(env.reset(options={"state": state})[0], observation)
+
+
+def test_a_state_before_the_first_action_is_exact_too(assets: Path) -> None:
+    """Without steps of rest, robosuite's controller has not looked at the initial state yet."""
+    unsettled = LiberoEnv(assets=str(assets), resolution=64, settle_steps=0)
+    first, _ = unsettled.reset(seed=1, options={"task": TASK})
+    state = unsettled.get_state()
+    expected = [unsettled.step(action)[0] for action in actions(3)]
+    assert_same(unsettled.reset(options={"state": state})[0], first)
+    for action, observation in zip(actions(3), expected, strict=True):
+        assert_same(unsettled.step(action)[0], observation)
+    unsettled.close()
+
+
+def test_bad_input_to_the_simulator_is_named(env: LiberoEnv, unchecked_signatures: None) -> None:
+    env.reset(seed=0, options={"task": TASK})
+    state = dict(env.get_state())
+    for action in (np.zeros(6), np.full(7, np.nan)):
+        with pytest.raises(ObservationError, match="7 finite numbers"):
+            env.step(action)
+    with pytest.raises(ConfigError, match="no task 'fly'; it has 'open_the_middle_drawer"):
+        env.reset(options={"task": "fly"})
+    with pytest.raises(ConfigError, match="physics should be"):
+        env.reset(options={"state": state | {"physics": np.zeros(3)}})
+    with pytest.raises(ConfigError, match="not one of LIBERO's"):
+        env.reset(options={"state": {"cube": np.zeros(3)}})
+
+
+def test_a_missing_asset_is_named(assets: Path, tmp_path: Path) -> None:
+    shutil.copytree(assets, tmp_path / "assets", symlinks=True)
+    for pattern in ("stable_scanned_objects/plate/plate.xml", "stable_scanned_objects/plate/**/*.png"):
+        removed = next((tmp_path / "assets").glob(pattern))
+        removed.rename(tmp_path / "aside")
+        env = LiberoEnv(assets=str(tmp_path / "assets"), resolution=64)
+        with pytest.raises(ConfigError, match=f"{removed.name}.*hf download"):
+            env.reset(seed=0, options={"task": TASK})
+        (tmp_path / "aside").rename(removed)
+
+
+def test_prompts_and_order_of_tasks_are_the_packages() -> None:
+    pytest.importorskip("torch", reason="LIBERO's list of benchmarks imports torch, which is not installed")
+    package = LiberoPackage()
+    from libero.libero.benchmark import task_maps
+
+    for suite in MAX_STEPS:
+        assert package.tasks(suite) == tuple(task_maps[suite])
+        for name, task in task_maps[suite].items():
+            assert task_prompt(name) == task.language
+            assert package.description_file(suite, name).is_file()
+            assert package.init_states_file(suite, name).is_file()
+
+
+def test_it_is_quiet_and_asks_nothing(assets: Path, tmp_path: Path) -> None:
+    code = (
+        "from pirl.envs.libero.env import LiberoEnv\n"
+        f"env = LiberoEnv(assets={str(assets)!r}, resolution=32, suite='libero_object')\n"
+        "env.reset(seed=0, options={'task': env.tasks[0]})\n"
+        "env.step(env.action_space.sample())\n"
+        "import sys; assert 'torch' not in sys.modules\n"
+    )
+    variables = os.environ | {"HOME": str(tmp_path), "PIRL_CACHE": str(tmp_path / "cache")}
+    variables.pop("LIBERO_CONFIG_PATH", None)
+    ran = subprocess.run(
+        [sys.executable, "-c", code], stdin=subprocess.DEVNULL, capture_output=True, text=True, env=variables
+    )
+    assert (ran.returncode, ran.stdout, ran.stderr) == (0, "", "")
+    assert not (tmp_path / ".libero").exists()
+
+
+def test_a_random_policy_acts_for_an_episode(assets: Path) -> None:
+    import jax
+
+    from pirl.data import PolicyIO
+    from pirl.envs import EnvConfig, PolicyPlanner, make_starts, open_pool, roll_out
+    from pirl.models import Tokenizer, create_model, get_model_config
+
+    config = get_model_config("tiny")
+    options = {"assets": str(assets), "resolution": 64, "max_steps": 20, "quality": "fast"}
+    with open_pool(EnvConfig("libero", options=options), 1, timeout=600.0) as pool:
+        policy_io = PolicyIO(pool.description.robot, config, None, Tokenizer.for_model(config))
+        planner = PolicyPlanner(create_model(config, jax.random.key(0)), policy_io, batch_size=1, num_steps=2)
+        starts = make_starts(pool.description, 1, 0, task=TASK)
+        (rollout,) = roll_out(pool, planner, starts, execute_steps=5, keep_images=True)
+    assert rollout.lost is None
+    assert (rollout.prompt, rollout.truncated, len(rollout)) == ("put the bowl on the plate", True, 20)
+    assert rollout.actions.shape == (20, 7)
+    assert rollout.observations["image"].shape == (20, 64, 64, 3)
+    assert np.ptp(rollout.observations["state"][:, :3], axis=0).max() > 1e-3  # it moved

@@ -1,0 +1,273 @@
+"""Meta-World: the same seed gives the same pixels, a state is returned to exactly, pictures stand upright."""
+
+import hashlib
+import importlib.util
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium.utils.env_checker import check_env
+
+# Looked for without importing it: MuJoCo has to be imported by the environment, which chooses how it renders.
+if importlib.util.find_spec("metaworld") is None:
+    pytest.skip("metaworld is not installed: pip install 'pirl[metaworld]'", allow_module_level=True)
+
+from pirl.envs.experts import ExpertConfig
+from pirl.envs.metaworld.env import MetaWorldEnv
+from pirl.envs.metaworld.expert import make_expert
+from pirl.envs.metaworld.simulator import Simulator
+from pirl.envs.metaworld.tasks import GROUPS, PROMPTS
+from pirl.envs.mujoco_rendering import import_simulator
+from pirl.errors import ConfigError, ObservationError
+
+BASE, WRIST, STATE = "observation.images.corner", "observation.images.gripper", "observation.state"
+
+
+@pytest.fixture(scope="module")
+def env() -> Iterator[MetaWorldEnv]:
+    env = MetaWorldEnv(tasks="pick-place,door-open,reach", image_size=64)
+    yield env
+    env.close()
+
+
+def _same(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> bool:
+    return set(one) == set(other) and all(np.array_equal(one[name], other[name]) for name in one)
+
+
+def _run(env: MetaWorldEnv, actions: np.ndarray) -> list[Any]:
+    """Digests of everything that comes of the actions."""
+    digests = []
+    for action in actions:
+        observation, reward, terminated, truncated, info = env.step(action)
+        digest = hashlib.sha256(repr((reward, terminated, truncated, info["success"])).encode())
+        for name in sorted(observation):
+            digest.update(observation[name].tobytes())
+        digests.append(digest.hexdigest())
+    return digests
+
+
+def _expert_actions(env: MetaWorldEnv, count: int) -> np.ndarray:
+    expert = env.make_expert(ExpertConfig(noise=0.2), 0)
+    actions = []
+    for _ in range(count):
+        actions.append(expert())
+        env.step(actions[-1])
+    return np.stack(actions)
+
+
+def test_tasks_are_those_of_the_package() -> None:
+    package = import_simulator("metaworld.env_dict", "metaworld")
+    assert set(PROMPTS) == set(package.ALL_V3_ENVIRONMENTS)
+    assert set(GROUPS["mt10"]) == set(package.MT10_V3)
+
+
+@pytest.mark.filterwarnings("ignore:.*Box observation space:UserWarning")
+def test_gymnasiums_checker_accepts_it() -> None:
+    gymnasium.register("MetaWorldUnderTest-v0", MetaWorldEnv)
+    checked = gymnasium.make("MetaWorldUnderTest-v0", tasks="drawer-close", image_size=32)
+    check_env(checked.unwrapped)
+    checked.close()
+
+
+def test_a_seed_decides_the_start_whatever_went_before(env: MetaWorldEnv) -> None:
+    options = {"task": "pick-place-v3"}
+    first, info = env.reset(seed=3, options=options)
+    assert info["prompt"] == PROMPTS["pick-place-v3"]
+    assert info["task"] == "pick-place-v3"
+    _expert_actions(env, 40)
+    env.reset(seed=9, options={"task": "door-open-v3"})
+    again, _ = env.reset(seed=3, options=options)
+    other, _ = env.reset(seed=4, options=options)
+    fresh = MetaWorldEnv(tasks="pick-place", image_size=64)
+    np.random.seed(99)
+    assert _same(first, again)
+    assert _same(first, fresh.reset(seed=3)[0])
+    fresh.close()
+    # The puck is elsewhere; the hand begins where it always does.
+    assert np.abs(first[BASE].astype(int) - other[BASE]).max() > 50
+    np.testing.assert_allclose(first[STATE], other[STATE], atol=1e-3)
+
+
+def test_numpys_global_generator_is_left_alone(env: MetaWorldEnv) -> None:
+    np.random.seed(5)
+    before = np.random.get_state()[1].copy()  # type: ignore[union-attr]
+    Simulator("push-v3")
+    env.reset(seed=1)
+    assert np.array_equal(before, np.random.get_state()[1])  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("task", ["pick-place-v3", "door-open-v3"])
+def test_an_episode_goes_on_from_a_state_bit_for_bit(env: MetaWorldEnv, task: str) -> None:
+    env.reset(seed=7, options={"task": task})
+    _expert_actions(env, 35)
+    state = env.get_state()
+    seen = env.render()
+    rng = np.random.default_rng(0)
+    actions = rng.uniform(-1, 1, (10, 4)).astype(np.float32)
+    expected = _run(env, actions)
+    env.reset(seed=8, options={"task": "reach-v3"})
+    observation, info = env.reset(seed=1, options={"state": state})
+    assert info["task"] == task
+    assert np.array_equal(observation[BASE], seen)
+    assert _same(dict(state), dict(env.get_state()))
+    assert _run(env, actions) == expected
+
+
+_ELSEWHERE = """
+import sys, numpy as np
+from test_metaworld import MetaWorldEnv, _run
+saved = dict(np.load(sys.argv[1]))
+actions = saved.pop("actions")
+env = MetaWorldEnv(tasks="pick-place", image_size=64)
+env.reset(seed=0, options={"state": saved})
+print(*_run(env, actions))
+"""
+
+
+def test_an_episode_goes_on_in_another_process(env: MetaWorldEnv, tmp_path: Path) -> None:
+    env.reset(seed=11, options={"task": "pick-place-v3"})
+    _expert_actions(env, 40)  # the puck is in the gripper by now
+    saved = tmp_path / "state.npz"
+    actions = np.tile(np.array([0.3, 0.2, 0.5, 1.0], np.float32), (8, 1))
+    np.savez(saved, actions=actions, **env.get_state())  # type: ignore[arg-type]
+    expected = _run(env, actions)
+    done = subprocess.run(
+        [sys.executable, "-c", _ELSEWHERE, str(saved)],
+        cwd=Path(__file__).parent,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.split() == expected
+
+
+def _finger(picture: np.ndarray) -> np.ndarray:
+    """Row and column of the cyan finger of the gripper."""
+    red, green, blue = np.moveaxis(picture.astype(int), -1, 0)
+    places = np.argwhere((green - red > 60) & (blue - red > 60))
+    assert len(places) > 5
+    return places.mean(0)
+
+
+@pytest.mark.parametrize("camera", ["corner", "corner2", "corner3", "corner4"])
+def test_pictures_stand_upright_and_are_not_mirrored(camera: str) -> None:
+    env = MetaWorldEnv(tasks="reach", camera=camera, wrist_camera=False)  # type: ignore[arg-type]
+    env.reset(seed=0)
+    start = _finger(env.render())
+    for _ in range(12):
+        env.step(np.array([0, 0, 1, -1], np.float32))
+    up = _finger(env.render())
+    for _ in range(12):
+        env.step(np.array([0, 1, 0, -1], np.float32))
+    away = _finger(env.render())
+    env.close()
+    assert up[0] < start[0] - 5
+    # Away from the robot's base is to the left for the camera on its left, to the right for those on its right.
+    moved = away[1] - up[1]
+    assert moved < -5 if camera == "corner" else moved > 5
+
+
+def test_the_expert_succeeds_and_that_ends_the_episode(env: MetaWorldEnv) -> None:
+    env.reset(seed=2, options={"task": "reach-v3"})
+    expert = env.make_expert(ExpertConfig(), 2)
+    rewards: list[float] = []
+    for _ in range(100):
+        action = expert()
+        assert env.action_space.contains(action)
+        observation, reward, terminated, truncated, info = env.step(action)
+        rewards.append(reward)
+        if terminated or truncated:
+            break
+    assert terminated
+    assert info["success"]
+    assert not truncated
+    assert rewards[-1] > rewards[0] > 0
+    assert env.observation_space.contains(observation)
+
+
+def test_without_an_end_at_success_it_goes_on_until_it_is_cut_off() -> None:
+    env = MetaWorldEnv(tasks="reach", image_size=16, wrist_camera=False, max_steps=70, terminate_on_success=False)
+    env.reset(seed=2)
+    expert = env.make_expert(ExpertConfig(), 2)
+    ends = [env.step(expert())[2:] for _ in range(70)]
+    env.close()
+    assert any(info["success"] for _, _, info in ends)
+    assert not any(terminated for terminated, _, _ in ends)
+    assert [truncated for _, truncated, _ in ends] == [False] * 69 + [True]
+
+
+def test_the_robot_has_the_cameras_it_was_asked_for() -> None:
+    env = MetaWorldEnv(tasks="reach", image_size=16, wrist_camera=False)
+    assert set(env.robot.cameras.values()) == {BASE}
+    assert set(env.describe().shapes) == {BASE, STATE}
+    env.close()
+
+
+def test_experts_of_one_seed_act_alike_and_flaws_make_some_fail() -> None:
+    simulator = Simulator("reach-v3")
+
+    def succeeds(config: ExpertConfig, seed: int) -> bool:
+        simulator.reset(seed)
+        expert = make_expert(simulator, config, seed)
+        return any(simulator.step(expert())[1] for _ in range(80))
+
+    flawed = ExpertConfig(aim_bias=0.03)
+    outcomes = [succeeds(flawed, seed) for seed in range(8)]
+    assert outcomes == [succeeds(flawed, seed) for seed in range(8)]
+    assert 0 < sum(outcomes) < 8
+    assert all(succeeds(ExpertConfig(), seed) for seed in range(8))
+
+
+def test_what_is_not_a_state_or_an_action_of_it_is_refused(env: MetaWorldEnv) -> None:
+    env.reset(seed=0, options={"task": "reach-v3"})
+    with pytest.raises(ConfigError, match="belongs to the task 'reach-v3'"):
+        env.reset(seed=0, options={"task": "door-open-v3", "state": env.get_state()})
+    with pytest.raises(ConfigError, match="not a state of Meta-World"):
+        env.reset(seed=0, options={"state": {"physics": np.zeros(3)}})
+    with pytest.raises(ObservationError, match="4 finite numbers"):
+        env.step(np.zeros(7, np.float32))
+    with pytest.raises(ObservationError, match="4 finite numbers"):
+        env.step(np.full(4, np.nan, np.float32))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("task", PROMPTS)
+def test_every_task_goes_on_from_a_state_exactly_and_its_expert_succeeds(task: str) -> None:
+    one, other = Simulator(task), Simulator(task)
+    successes = 0
+    for seed in range(5):
+        one.reset(seed)
+        expert = make_expert(one, ExpertConfig(), seed)
+        other.set_state(one.get_state())
+        for step in range(400):
+            if step == 30:
+                other.set_state(one.get_state())
+            action = expert()
+            outcome = one.step(action)
+            if step < 60:
+                assert other.step(action) == outcome
+                assert np.array_equal(other.full_observation(), one.full_observation())
+            if outcome[1]:
+                successes += 1
+                break
+    assert successes >= 4
+
+
+@pytest.mark.slow
+def test_fast_pictures_are_much_cheaper_than_stock_ones() -> None:
+    seconds = {}
+    for quality in ("fast", "stock"):
+        env = MetaWorldEnv(tasks="pick-place", quality=quality)  # type: ignore[arg-type]
+        env.reset(seed=0)
+        began = time.process_time()
+        for _ in range(10):
+            env.render()
+        seconds[quality] = time.process_time() - began
+        env.close()
+    assert seconds["fast"] * 5 < seconds["stock"]

@@ -1,0 +1,164 @@
+"""Environments by name: what is made, and what is said about names, adapters and options that do not fit."""
+
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import pytest
+
+from fakes import POINT, Point
+from pirl.envs import EnvAdapter, EnvConfig, list_envs, make_env
+from pirl.envs.known import KNOWN, register_envs
+from pirl.envs.options import list_options
+from pirl.errors import ConfigError
+
+
+def make_point(**options: Any) -> Point:
+    env = make_env(EnvConfig(POINT, options=options))
+    assert isinstance(env, Point)
+    return env
+
+
+def test_texts_become_what_the_constructor_wants() -> None:
+    env = make_point(size="16", speed="0.5", colour="grey", names="a, b", limit="none", shy="false")
+    assert (env.size, env.speed, env.colour, env.names, env.max_steps) == (16, 0.5, "grey", ("a", "b"), 1000)
+    env = make_point(size=16, speed=1, colour="grey", names=["a"], limit=None)
+    assert (env.size, env.speed, env.names, env.max_steps) == (16, 1.0, ("a",), 1000)
+    assert type(env.speed) is float
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        ({"sise": 3}, r"no option 'sise'. Did you mean 'size'\? It has size, speed, colour, shy, slow, names, limit\."),
+        ({"size": "3.5"}, r"size should be a whole number; it is '3\.5'\."),
+        ({"size": True}, r"size should be a whole number; it is True\."),
+        ({"size": 3.0}, r"size should be a whole number"),
+        ({"speed": "fast"}, r"speed should be a number; it is 'fast'\."),
+        ({"shy": "maybe"}, r"shy should be true or false; it is 'maybe'\."),
+        ({"colour": "red"}, r"colour should be white or grey; it is 'red'\."),
+        ({"limit": "x"}, r"limit should be a whole number or none; it is 'x'\."),
+        ({"names": 3}, r"names should be a list of text with commas between; it is 3\."),
+    ],
+)
+def test_an_option_that_does_not_fit_is_named(options: dict[str, Any], complaint: str) -> None:
+    with pytest.raises(ConfigError, match=complaint):
+        make_point(**options)
+
+
+def test_options_are_told_with_their_help() -> None:
+    options = {option.name: option for option in list_options(Point)}
+    assert options["speed"].help == "The longest step, in units of the plane."
+    assert options["speed"].default == 0.25
+    assert options["colour"].kind == "white or grey"
+    assert options["limit"].kind == "a whole number or none"
+
+
+@pytest.mark.parametrize(
+    ("name", "complaint"),
+    [
+        ("tabletpo", r"no environment is named 'tabletpo'. Did you mean 'tabletop'\? pirl has tabletop, aloha"),
+        ("pirl/Tabletop-v3", r"no environment 'pirl/Tabletop-v3' is registered .* Did you mean 'pirl/Tabletop-v0'\?"),
+        ("CartPole-v1", r"CartPole-v1 is an environment .* --env\.adapter"),
+        ("nobody/Nothing-v0", r"Install the package .* as in my_package:nobody/Nothing-v0"),
+        ("no_such_module:x/Y-v0", r"needs the module no_such_module, which cannot be imported"),
+    ],
+)
+def test_an_unknown_environment_is_answered_with_what_to_do(name: str, complaint: str) -> None:
+    with pytest.raises(ConfigError, match=complaint):
+        make_env(EnvConfig(name))
+
+
+ADAPTER = """
+from helper_of_adapter import PROMPT
+from pirl.data import Robot
+from pirl.envs import EnvAdapter
+
+class Pole(EnvAdapter):
+    robot = Robot("pole", cameras={}, state=("state",), actions=("action",), state_dim=4, action_dim=1)
+    fps = 50
+    prompt = PROMPT
+    def observe(self, observation, info):
+        return {"state": observation}
+    def action(self, action):
+        return int(action[0] > 0)
+    def success(self, reward, terminated, info):
+        return False
+
+class NoAdapter:
+    pass
+"""
+
+
+@pytest.fixture
+def adapter_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    (tmp_path / "helper_of_adapter.py").write_text("PROMPT = 'hold the pole'")
+    file = tmp_path / "pole_adapter.py"
+    file.write_text(ADAPTER)
+    yield file
+    for module in ("pole_adapter", "helper_of_adapter", "broken_adapter"):
+        sys.modules.pop(module, None)
+
+
+def test_an_adapter_is_found_by_file_or_by_module_in_the_current_directory(
+    adapter_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    by_file = make_env(EnvConfig("CartPole-v1", f"{adapter_file}:Pole"))
+    assert isinstance(by_file, EnvAdapter)
+    assert by_file.tasks == ("hold the pole",)
+    monkeypatch.chdir(adapter_file.parent)
+    assert make_env(EnvConfig("CartPole-v1", "pole_adapter:Pole")).name == "Pole"
+    assert make_env(EnvConfig("CartPole-v1", "pole_adapter.py:Pole")).name == "Pole"
+
+
+def test_options_of_a_foreign_environment_are_literals_where_they_are_ones(adapter_file: Path) -> None:
+    options = {"sutton_barto_reward": "True", "render_mode": "rgb_array", "max_episode_steps": "7"}
+    env = make_env(EnvConfig("CartPole-v1", f"{adapter_file}:Pole", options))
+    assert isinstance(env, EnvAdapter)
+    assert env.env.unwrapped._sutton_barto_reward is True  # type: ignore[attr-defined]
+    assert env.render_mode == "rgb_array"
+    assert env.max_steps == 7
+    with pytest.raises(ConfigError, match="CartPole-v1 does not take these options: .*'gravitas'"):
+        make_env(EnvConfig("CartPole-v1", f"{adapter_file}:Pole", {"gravitas": "1"}))
+
+
+@pytest.mark.parametrize(
+    ("name", "complaint"),
+    [
+        ("pole_adapter", "an adapter is named as module:Class"),
+        ("{file}:Poel", r"has no class 'Poel'. Did you mean 'Pole'\?"),
+        ("{file}:NoAdapter", "should be a subclass of pirl.envs.EnvAdapter"),
+        ("absent.py:Pole", "there is no adapter file"),
+        ("no_such_module:Pole", "needs the module no_such_module"),
+        ("{folder}/broken_adapter.py:Pole", "failed with ZeroDivisionError: division by zero"),
+    ],
+)
+def test_an_adapter_that_cannot_be_had_is_named(adapter_file: Path, name: str, complaint: str) -> None:
+    (adapter_file.parent / "broken_adapter.py").write_text("1 / 0")
+    with pytest.raises(ConfigError, match=complaint):
+        make_env(EnvConfig("CartPole-v1", name.format(file=adapter_file, folder=adapter_file.parent)))
+
+
+def test_ids_are_registered_once_and_silently() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        register_envs()
+    assert {known.id for known in KNOWN} <= set(gymnasium.registry)
+
+
+def test_every_environment_explains_each_of_its_options() -> None:
+    entries = list_envs()
+    assert [entry.alias for entry in entries][:1] == ["tabletop"]
+    for entry in entries:
+        assert entry.summary.endswith(".")
+        assert [option.name for option in entry.options if not option.help] == []
+
+
+def test_importing_the_room_loads_no_jax_and_no_simulator() -> None:
+    program = "import sys, pirl.envs; print([m for m in ('jax', 'mujoco', 'pirl.data') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"

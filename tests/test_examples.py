@@ -1,0 +1,77 @@
+"""The examples work: an environment of somebody else's runs through its adapter."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from gymnasium.utils.env_checker import check_env
+
+from pirl.envs import EnvConfig, ExpertConfig, RobotEnv, make_env, make_starts, open_pool, roll_out
+
+CUSTOM_ENV = Path(__file__).resolve().parents[1] / "examples" / "custom_env"
+CONFIG = EnvConfig("point_reach:PointReach-v0", adapter="point_reach_adapter.py:PointReachAdapter")
+
+
+@pytest.fixture
+def env(monkeypatch: pytest.MonkeyPatch) -> RobotEnv:
+    monkeypatch.chdir(CUSTOM_ENV)
+    monkeypatch.syspath_prepend(str(CUSTOM_ENV))
+    return make_env(CONFIG)
+
+
+@pytest.mark.filterwarnings("ignore:.*WARN:UserWarning")
+def test_gymnasiums_checker_accepts_the_adapted_environment(env: RobotEnv) -> None:
+    check_env(env)
+
+
+def test_observations_and_actions_are_translated(env: RobotEnv) -> None:
+    observation, info = env.reset(seed=1)
+    image, before = observation["observation.images.screen"], observation["observation.state"]
+    assert image.shape == (48, 48, 3)
+    assert image.dtype == np.uint8
+    # A white square with a red point where the state says it is.
+    assert np.median(image) == 255
+    column, row = (before * 48).astype(int)
+    assert image[row, column, 0] > 200 > 100 > image[row, column, 1]
+    assert info["prompt"] == "bring the red point to the green disc"
+    # An action of 1 is five centimetres, and so is one of 9.
+    after = env.step(np.array([1.0, 9.0], np.float32))[0]["observation.state"]
+    np.testing.assert_allclose(after - before, [0.05, 0.05], atol=1e-6)
+
+
+def test_the_adapted_environment_returns_to_a_state(env: RobotEnv) -> None:
+    env.reset(seed=2)
+    env.step(np.ones(2, np.float32))
+    state = env.get_state()
+    expected = env.step(np.array([0.5, -0.5], np.float32))[:4]
+    env.reset(seed=3)
+    env.reset(seed=4, options={"state": state})
+    observation, *outcome = env.step(np.array([0.5, -0.5], np.float32))[:4]
+    assert outcome == list(expected[1:])
+    assert all(np.array_equal(observation[name], expected[0][name]) for name in observation)
+
+
+def test_experts_roll_out_in_worker_processes_and_flaws_make_some_fail(env: RobotEnv) -> None:
+    starts = make_starts(env.describe(), 12, seed=0, task=None)
+    with open_pool(CONFIG, 2) as pool:
+        best = list(roll_out(pool, ExpertConfig(), starts, execute_steps=5))
+        flawed = list(roll_out(pool, ExpertConfig(aim_bias=0.1), starts, execute_steps=5))
+    assert all(rollout.success and rollout.lost is None for rollout in best)
+    assert 0 < sum(rollout.success for rollout in flawed) < 12
+    assert all(rollout.truncated and len(rollout) == 60 for rollout in flawed if not rollout.success)
+
+
+def test_the_readmes_command_writes_a_dataset(tmp_path: Path) -> None:
+    command = ["collect", "--env.id", CONFIG.id, "--env.adapter", str(CONFIG.adapter), "--policy", "expert"]
+    flaws = ["--expert.aim-bias", "0.1", "--expert.flawed", "0.5"]
+    done = subprocess.run(
+        [sys.executable, "-m", "pirl.cli.main", *command, *flaws, "--episodes", "3", "--out", str(tmp_path / "data")],
+        cwd=CUSTOM_ENV,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "data" / "meta" / "info.json").is_file()
