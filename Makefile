@@ -3,8 +3,10 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+INSTALL := PIP_CONSTRAINT=constraints.txt PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/pip install --quiet
 
-.PHONY: help setup demo test test-slow lint format bench bench-loader bench-full-size constraints clean
+.PHONY: help setup setup-aloha setup-metaworld setup-libero setup-rendering demo test test-slow test-sims lint format
+.PHONY: bench bench-loader bench-full-size pictures constraints clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
@@ -15,12 +17,31 @@ $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "pirl needs Python 3.11 or newer; $(PYTHON) is $$($(PYTHON) --version). Try: make PYTHON=python3.12 $@" >&2; exit 2; }
 	$(PYTHON) -m venv $(VENV)
-	PIP_CONSTRAINT=constraints.txt PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/pip install --quiet --editable '.[dev]'
+	$(INSTALL) --editable '.[dev]'
 	@touch $@
 
+setup-aloha: $(READY) setup-rendering  ## add the ALOHA simulator
+	$(INSTALL) --editable '.[aloha]'
+
+setup-metaworld: $(READY) setup-rendering  ## add the Meta-World simulator
+	$(INSTALL) --editable '.[metaworld]'
+
+# What `pip install 'pirl[libero]'` would bring besides is torch, which nothing here imports, and a probe that needs cmake.
+setup-libero: $(READY) setup-rendering  ## add the LIBERO simulator (its assets are yours to get: docs/environments.md)
+	$(INSTALL) 'mujoco<3.9' numba scipy opencv-python matplotlib cloudpickle easydict future pyyaml termcolor PyOpenGL
+	$(INSTALL) --no-deps hf-libero==0.1.4 robosuite==1.4.0 bddl==1.0.1
+
+# MuJoCo renders without a screen by EGL or OSMesa, which come from the system.
+GL := libegl1 libosmesa6 libgl1-mesa-dri
+setup-rendering:
+	@test "$$(uname)" != Linux || dpkg --status $(GL) >/dev/null 2>&1 || { \
+		test "$$(id -u)" = 0 || as_root=sudo; \
+		$$as_root apt-get update --quiet && $$as_root apt-get install --quiet --yes $(GL); \
+	} || echo "To render without a screen, please install what your system calls: $(GL)" >&2
+
 demo: $(READY)  ## (not there yet) collect data, train BC, train RL, compare
-	@echo "make demo is not there yet. It needs the embedded environment and the ACRLPD agent;" >&2
-	@echo "what works today is the policy, its checkpoints and the data: see the status in README.md." >&2
+	@echo "make demo is not there yet. It needs the ACRLPD agent and the trainer; what works" >&2
+	@echo "today is the policy, its checkpoints, the data and the environments: see the status in README.md." >&2
 	@exit 1
 
 test: $(READY)  ## all tests but the slow ones
@@ -28,6 +49,10 @@ test: $(READY)  ## all tests but the slow ones
 
 test-slow: $(READY)  ## the slow tests: minutes each, some install other packages
 	$(BIN)/pytest -m slow
+
+SIMULATORS := aloha libero metaworld mujoco
+test-sims: $(READY)  ## all tests of the simulators that are installed, the slow ones too
+	env -u MUJOCO_GL $(BIN)/pytest -m '' $(wildcard $(SIMULATORS:%=tests/envs/test_%*.py))
 
 lint: $(READY)  ## style, types, import contract
 	$(BIN)/ruff check .
@@ -42,6 +67,7 @@ format: $(READY)  ## rewrite the sources in the house style
 bench: $(READY)  ## the quick benchmarks; each prints one JSON line
 	$(BIN)/python benchmarks/best_of_n.py
 	$(BIN)/python benchmarks/loader.py
+	$(BIN)/python benchmarks/env_steps.py
 
 bench-loader: $(READY) .venv-lerobot  ## the loader against the real LeRobot, in an environment of its own (1.4 GB)
 	$(BIN)/python benchmarks/loader.py
@@ -52,10 +78,16 @@ bench-loader: $(READY) .venv-lerobot  ## the loader against the real LeRobot, in
 bench-full-size: $(READY)  ## full-size π₀ on this machine: needs 20 GiB of memory and ten minutes
 	$(BIN)/python benchmarks/full_size.py
 
+pictures: $(READY)  ## make the pictures of the documentation again
+	$(BIN)/pirl envs play --out docs/images/tabletop.gif --size 220 --episodes 6 --seed 1 --env.max-steps 40 \
+		--env.objects 3 --env.zones 3 --expert.aim-bias 0.025 --expert.flawed 0.5
+	$(BIN)/pirl envs play --out docs/images/tabletop.png --size 200 --episodes 2
+
 constraints: $(READY)  ## pin the newest versions that fit together
 	$(BIN)/pip install --quiet uv
 	$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --no-header --no-annotate --upgrade \
-		--extra dev --extra hub --extra ray --extra tensorboard --extra wandb --output-file constraints.txt pyproject.toml
+		--extra dev --extra hub --extra ray --extra tensorboard --extra wandb --extra aloha --extra metaworld \
+		--output-file constraints.txt pyproject.toml
 
 clean:  ## remove .venv and caches
 	rm -rf $(VENV) .venv-lerobot build src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache

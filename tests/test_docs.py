@@ -9,8 +9,10 @@ import jax
 import numpy as np
 import pytest
 
-from pirl.cli.main import main
-from pirl.data import list_robots
+from pirl.cli.main import _parse, main
+from pirl.data import get_robot, list_robots
+from pirl.envs import list_envs
+from pirl.envs.registry import find_env_class
 from pirl.interop import NormStats, save_policy
 from pirl.models import create_model, get_model_config, list_model_configs
 
@@ -22,8 +24,8 @@ def blocks(page: str, language: str) -> list[str]:
     return re.findall(rf"```{language}\n(.*?)```", (ROOT / page).read_text(), flags=re.DOTALL)
 
 
-def commands(page: str) -> list[list[str]]:
-    lines = "".join(blocks(page, "bash")).splitlines()
+def commands(page: str, language: str = "bash") -> list[list[str]]:
+    lines = "".join(blocks(page, language)).splitlines()
     return [words for line in lines if (words := shlex.split(line, comments=True))]
 
 
@@ -35,6 +37,11 @@ def workplace(tmp_path_factory):
     for name in ("tiny", "tiny_lora"):
         policy = create_model(get_model_config(name), jax.random.key(0))
         save_policy(directory / "checkpoints" / name, policy, norm_stats={"robot": stats})
+    robot = get_robot("tabletop")
+    widths = {"state": robot.state_dim, "actions": robot.action_dim}
+    stats = {key: NormStats(np.zeros(width), np.ones(width)) for key, width in widths.items()}
+    policy = create_model(get_model_config("tiny"), jax.random.key(0))
+    save_policy(directory / "checkpoints" / "tabletop", policy, norm_stats={"tabletop": stats})
     monkeypatch = pytest.MonkeyPatch()
     monkeypatch.setenv("PIRL_CACHE", str(directory / "cache"))
     monkeypatch.chdir(directory)
@@ -57,6 +64,15 @@ def test_every_command_runs(page, workplace, monkeypatch):
             assert not end.value.code, words
 
 
+def test_commands_that_need_a_simulator_could_run():
+    """They stand in text blocks, which nobody runs here; but their options have to exist."""
+    examples = [words for words in commands("docs/environments.md", "text") if words[0] == "pirl"]
+    known = [_parse(words[1:]) for words in examples if "--env.adapter" not in words]
+    assert len(known) >= 5
+    for command in known:
+        find_env_class(command.env_config())
+
+
 @pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "python")])
 def test_every_python_example_runs(page, workplace, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
@@ -76,6 +92,12 @@ def test_every_preset_and_benchmark_is_documented():
     models, data = (ROOT / "docs/models.md").read_text(), (ROOT / "docs/data.md").read_text()
     assert all(f"`{name}`" in models for name in list_model_configs())
     assert all(f"`{name}`" in data for name in list_robots())
+    environments = (ROOT / "docs/environments.md").read_text()
+    for entry in list_envs():
+        assert f"| `{entry.alias}` | `{entry.id}` |" in environments
+        for option in entry.options:
+            flag = f"`--env.{option.name.replace('_', '-')}`"
+            assert option.name == "render_mode" or flag in environments, f"{entry.alias}: {flag}"
     record = (ROOT / "benchmarks/README.md").read_text()
     assert all(script.name in record for script in (ROOT / "benchmarks").glob("*.py"))
 

@@ -8,7 +8,7 @@ import numpy as np
 from pirl.data import Robot
 from pirl.envs.base import EnvDescription, RobotEnv, Start, robot_spaces
 from pirl.envs.experts import ExpertConfig
-from pirl.envs.pools import Lost, Segment, Started
+from pirl.envs.pools import Lost, Pictures, Segment, Started, stack_observations
 
 CAMERA, HEIGHT, WIDTH = "observation.images.top", 8, 12
 ROBOT = Robot("walker", {"base_0_rgb": CAMERA}, ("observation.state",), ("action",), state_dim=2, action_dim=1)
@@ -49,11 +49,14 @@ class CorridorEnv(RobotEnv):
 
     def _observe(self) -> dict[str, np.ndarray]:
         picture = np.full((HEIGHT, WIDTH, 3), 20 * self.steps, np.uint8)
-        return {CAMERA: picture, "observation.state": np.array([self.place, self.goal], np.float32)}
+        state = {"observation.state": np.array([self.place, self.goal], np.float32)}
+        return {CAMERA: picture, **state} if self.cameras_on else state
 
 
 class CorridorPool:
     """Slots that answer when waited for; episodes of the seeds in `loses` are lost at their second request."""
+
+    groups = 1
 
     def __init__(self, size: int, loses: Collection[int] = (), description: EnvDescription | None = None) -> None:
         self.size, self.loses = size, loses
@@ -67,8 +70,8 @@ class CorridorPool:
     def start(self, slot: int, start: Start, expert: ExpertConfig | None = None) -> None:
         self.queued[slot] = (start, expert)
 
-    def execute(self, slot: int, actions: np.ndarray | int) -> None:
-        self.queued[slot] = actions
+    def execute(self, slot: int, actions: np.ndarray | int, *, pictures: Pictures = "all") -> None:
+        self.queued[slot] = [actions, pictures]
 
     def wait(self, slots: Sequence[int]) -> dict[int, Started | Segment | Lost]:
         return {slot: self._answer(slot, self.queued.pop(slot)) for slot in slots}
@@ -86,15 +89,19 @@ class CorridorPool:
         env = self.envs[slot]
         if isinstance(request, tuple):
             start, config = self.starts[slot], _ = request
+            env.cameras_on = True
             observation, info = env.reset(seed=start.seed, options={"task": start.task})
             self.experts[slot] = None if config is None else env.make_expert(config, start.seed)
             return Started(observation, info["prompt"], info["task"], env.get_state())
         if self.starts[slot].seed in self.loses:
             return Lost("the floor gave way")
+        actions, pictures = request
+        count = actions if isinstance(actions, int) else len(actions)
         seen, done, rewards = [], [], []
         terminated = truncated = success = False
-        for step in range(request if isinstance(request, int) else len(request)):
-            action = self.experts[slot]() if isinstance(request, int) else request[step]
+        for step in range(count):
+            action = self.experts[slot]() if isinstance(actions, int) else actions[step]
+            env.cameras_on = pictures == "all" or step == count - 1
             observation, reward, terminated, truncated, info = env.step(action)
             seen.append(observation)
             done.append(action)
@@ -102,9 +109,8 @@ class CorridorPool:
             success = info["success"]
             if terminated or truncated:
                 break
-        stacked = {name: np.stack([one[name] for one in seen]) for name in seen[0]}
-        actions = np.array(done, np.float32)
-        return Segment(stacked, actions, np.array(rewards, np.float32), terminated, truncated, success)
+        taken = np.array(done, np.float32)
+        return Segment(stack_observations(seen), taken, np.array(rewards, np.float32), terminated, truncated, success)
 
 
 class Walker:

@@ -13,7 +13,7 @@ import numpy as np
 from pirl.data.robots import Robot
 from pirl.envs.base import RobotEnv, Start, robot_spaces
 from pirl.envs.experts import ExpertConfig, Flaws, with_flaws
-from pirl.envs.pools import Lost
+from pirl.envs.pools import Lost, Pictures
 from pirl.envs.stepping import Stepper
 from pirl.errors import ConfigError, EnvError
 
@@ -80,6 +80,7 @@ class Point(RobotEnv):
         self.max_steps = limit or 1000
         self.size, self.speed, self.colour, self.names = size, speed, colour, names
         self._position, self._goal, self._steps, self._seed = np.zeros(2), np.zeros(2), 0, -1
+        self.pictures_taken = 0
         self.observation_space, self.action_space = robot_spaces(ROBOT, {"image": (size, size)}, 2, -1.0, 1.0)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
@@ -119,11 +120,15 @@ class Point(RobotEnv):
         return with_flaws(act, lambda: np.zeros(2, np.float32), flaws, rng, np.ones(2))
 
     def _observe(self) -> dict[str, np.ndarray]:
+        state = np.full(2, np.nan) if self._goes_wrong("nan") else self._position
+        return ({"image": self._picture()} if self.cameras_on else {}) | {"state": state.astype(np.float32)}
+
+    def _picture(self) -> np.ndarray:
+        self.pictures_taken += 1
         image = np.zeros((self.size + self._goes_wrong("shape"), self.size, 3), np.uint8)
         row, column = np.clip((self._position + 1.5) / 3 * self.size, 0, self.size - 1).astype(int)
         image[row, column] = 255 if self.colour == "white" else 128
-        state = np.full(2, np.nan) if self._goes_wrong("nan") else self._position
-        return {"image": image, "state": state.astype(np.float32)}
+        return image
 
     def _goes_wrong(self, how: Mishap) -> bool:
         return MISHAPS.get(self._seed) == (how, self._steps)
@@ -165,9 +170,12 @@ UNMAKEABLE = "fakes:fakes/Unmakeable-v0"
 class LocalPool:
     """A pool without processes; what raises is lost."""
 
+    groups = 1
+
     def __init__(self, size: int, **options: Any) -> None:
         self.size = size
-        self._steppers = [Stepper(Point(**options)) for _ in range(size)]
+        self.envs = [Point(**options) for _ in range(size)]
+        self._steppers = [Stepper(env) for env in self.envs]
         self.description = self._steppers[0].description
         self._queue: dict[int, Callable[[], Any]] = {}
         self.log: list[tuple[str, int]] = []
@@ -176,10 +184,10 @@ class LocalPool:
         self.log.append(("start", slot))
         self._queue[slot] = lambda: self._steppers[slot].start(start, expert)
 
-    def execute(self, slot: int, actions: np.ndarray | int) -> None:
+    def execute(self, slot: int, actions: np.ndarray | int, *, pictures: Pictures = "all") -> None:
         assert slot not in self._queue
         self.log.append(("execute", slot))
-        self._queue[slot] = lambda: self._steppers[slot].execute(actions)
+        self._queue[slot] = lambda: self._steppers[slot].execute(actions, pictures)
 
     def wait(self, slots: Sequence[int]) -> dict[int, Any]:
         answers: dict[int, Any] = {}
@@ -199,6 +207,38 @@ class LocalPool:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def assert_pictures_change_nothing(env: RobotEnv, start: Start, actions: np.ndarray, execute_steps: int = 5) -> None:
+    """Bit by bit the same, whether the cameras are on in every step or only in the last of several."""
+    stepper = Stepper(env)
+    chunks = [actions[first : first + execute_steps] for first in range(0, len(actions), execute_steps)]
+    runs = []
+    for pictures in ("all", "last"):
+        stepper.start(start)
+        segments = []
+        for chunk in chunks:
+            segments.append(stepper.execute(chunk, pictures))
+            if segments[-1].terminated or segments[-1].truncated:
+                break
+        runs.append((segments, env.get_state()))
+    (everything, state), (sparing, same_state) = runs
+    assert len(everything) == len(sparing)
+    cameras, columns = env.robot.cameras.values(), env.robot.state
+    for one, other, chunk in zip(everything, sparing, chunks, strict=False):
+        assert (one.terminated, one.truncated, one.success) == (other.terminated, other.truncated, other.success)
+        np.testing.assert_array_equal(one.rewards, other.rewards)
+        np.testing.assert_array_equal(one.actions, other.actions)
+        for column in columns:
+            np.testing.assert_array_equal(one.observations[column], other.observations[column])
+        if len(one.rewards) == len(chunk):
+            for camera in cameras:
+                np.testing.assert_array_equal(one.observations[camera][-1:], other.observations[camera])
+        else:
+            assert set(other.observations) == set(columns)
+    assert state.keys() == same_state.keys()
+    for name, value in state.items():
+        np.testing.assert_array_equal(value, same_state[name], err_msg=name)
 
 
 class StraightPlanner:

@@ -12,10 +12,12 @@ pytest.importorskip("gym_aloha", reason="gym-aloha is not installed (make setup-
 import gymnasium
 from gymnasium.utils.env_checker import check_env
 
+from fakes import assert_pictures_change_nothing
 from pirl.envs.aloha.env import AlohaEnv
 from pirl.envs.aloha.expert import make_expert
 from pirl.envs.aloha.kinematics import SIDES, Kinematics
 from pirl.envs.aloha.simulation import Simulation
+from pirl.envs.base import Start
 from pirl.envs.experts import ExpertConfig
 from pirl.envs.mujoco_rendering import choose_gl
 from pirl.errors import ConfigError, ObservationError
@@ -52,6 +54,13 @@ def assert_same(one, other):
         assert left[1:] == right[1:]
         for name in (TOP, STATE):
             np.testing.assert_array_equal(left[0][name], right[0][name])
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_physics_goes_on_the_same_unseen(env, task):
+    start = np.array([0, -0.96, 1.16, 0, -0.3, 0, 0.1] * 2)
+    actions = start + 0.3 * np.random.default_rng(3).normal(size=(12, 14))
+    assert_pictures_change_nothing(env, Start(task, 4), actions.astype(np.float32))
 
 
 def run_expert(simulation, task, config, seed, steps=300):

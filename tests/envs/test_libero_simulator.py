@@ -12,6 +12,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from fakes import assert_pictures_change_nothing
+from pirl.envs.base import Start
 from pirl.envs.libero.env import MAX_STEPS, LiberoEnv
 from pirl.envs.libero.init_states import read_init_states
 from pirl.envs.libero.observations import robot_observation
@@ -60,6 +62,10 @@ def assert_same(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> Non
     assert one.keys() == other.keys()
     for name in one:
         np.testing.assert_array_equal(one[name], other[name], err_msg=name)
+
+
+def test_physics_goes_on_the_same_unseen(env: LiberoEnv) -> None:
+    assert_pictures_change_nothing(env, Start(TASK, 7), actions(13))
 
 
 def test_physics_and_pictures_are_those_of_openpis_procedure(assets: Path) -> None:

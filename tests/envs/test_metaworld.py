@@ -18,6 +18,8 @@ from gymnasium.utils.env_checker import check_env
 if importlib.util.find_spec("metaworld") is None:
     pytest.skip("metaworld is not installed: pip install 'pirl[metaworld]'", allow_module_level=True)
 
+from fakes import assert_pictures_change_nothing
+from pirl.envs.base import Start
 from pirl.envs.experts import ExpertConfig
 from pirl.envs.metaworld.env import MetaWorldEnv
 from pirl.envs.metaworld.expert import make_expert
@@ -59,6 +61,12 @@ def _expert_actions(env: MetaWorldEnv, count: int) -> np.ndarray:
         actions.append(expert())
         env.step(actions[-1])
     return np.stack(actions)
+
+
+@pytest.mark.parametrize("task", ["pick-place-v3", "door-open-v3"])
+def test_physics_goes_on_the_same_unseen(env: MetaWorldEnv, task: str) -> None:
+    env.reset(seed=7, options={"task": task})
+    assert_pictures_change_nothing(env, Start(task, 7), _expert_actions(env, 32))
 
 
 def test_tasks_are_those_of_the_package() -> None:

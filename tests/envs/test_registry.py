@@ -143,6 +143,11 @@ def test_an_adapter_that_cannot_be_had_is_named(adapter_file: Path, name: str, c
         make_env(EnvConfig("CartPole-v1", name.format(file=adapter_file, folder=adapter_file.parent)))
 
 
+def test_an_environment_of_ours_needs_no_adapter(adapter_file: Path) -> None:
+    with pytest.raises(ConfigError, match="tabletop is an environment of pirl's and needs no adapter: leave out"):
+        make_env(EnvConfig("tabletop", f"{adapter_file}:Pole"))
+
+
 def test_ids_are_registered_once_and_silently() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -152,7 +157,7 @@ def test_ids_are_registered_once_and_silently() -> None:
 
 def test_every_environment_explains_each_of_its_options() -> None:
     entries = list_envs()
-    assert [entry.alias for entry in entries][:1] == ["tabletop"]
+    assert [entry.alias for entry in entries] == ["tabletop", "aloha", "libero", "metaworld"]
     for entry in entries:
         assert entry.summary.endswith(".")
         assert [option.name for option in entry.options if not option.help] == []

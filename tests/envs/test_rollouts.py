@@ -1,5 +1,7 @@
 """Rollouts: every episode is what one environment alone would give, in an order that can be told beforehand."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -193,6 +195,21 @@ def test_starts_take_the_tasks_in_turn_and_share_no_seed_with_another_evaluation
         make_starts(description, 5, 0, "rihgt")
     with pytest.raises(ConfigError, match="0 episodes"):
         make_starts(description, 0, 0)
+
+
+def test_every_task_counts_its_own_episodes() -> None:
+    """An environment that takes one of 50 initial states by the seed goes through all of them, for every task."""
+    description = dataclasses.replace(LocalPool(1).description, tasks=tuple(f"task {number}" for number in range(10)))
+    starts = make_starts(description, 507, 3)
+    for number, task in enumerate(description.tasks):
+        seeds = [start.seed for start in starts if start.task == task]
+        assert [seed % 10_000 for seed in seeds] == list(range(51 if number < 7 else 50))
+        assert {seed % 50 for seed in seeds} == set(range(50))
+        # One task alone begins exactly as it does among the others.
+        assert [start.seed for start in make_starts(description, len(seeds), 3, task)] == seeds
+    everything = [start for seed in (2, 3, 4) for start in make_starts(description, 1_000, seed)]
+    assert len({(start.task, start.seed) for start in everything}) == len(everything)
+    assert len({start.seed for start in starts}) == len(starts)
 
 
 def test_a_rollout_becomes_an_episode_for_the_replay_buffer() -> None:

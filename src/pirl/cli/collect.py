@@ -1,5 +1,6 @@
 """`pirl collect`: makes a LeRobot dataset by acting in an environment."""
 
+import math
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -54,7 +55,7 @@ class Collect(Acting):
         dataset_format = DatasetFormat(self.version, self.storage, self.codec)
         settings = self.settings(self.policy) | asdict(dataset_format)
         if self.policy != EXPERT:
-            settings["envs"] = self.envs  # the size of batches, which decides how a policy rounds
+            settings["envs"] = self.envs  # gives the size of batches, which decides how a policy rounds
         log = open_log(self.out, settings, resume=self.resume)
         if log.complete and len(log.episodes) >= self.episodes:
             print(f"all {self.episodes} episodes are in {self.out} already")
@@ -63,7 +64,7 @@ class Collect(Acting):
         done, begun = len(log.episodes), time.monotonic()
         with open_pool(self.env_config(), min(self.envs, self.episodes), timeout=self.timeout) as pool:
             starts = make_starts(pool.description, self.episodes, self.seed, self.task)
-            actor = self.actor(self.policy, pool.description, self.envs)
+            actor = self.actor(self.policy, pool.description, math.ceil(self.envs / pool.groups))
             if done:
                 print(f"{done} of {self.episodes} episodes are there; going on")
             with progress(max(0, self.episodes - done), f"collecting in {self.env}") as advance:

@@ -1,6 +1,7 @@
 """`pirl eval`: how often a policy succeeds, and whether another one is better."""
 
 import json
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -87,7 +88,7 @@ class Evaluate(Acting):
             starts = make_starts(pool.description, self.episodes, self.seed, self.task)
             for policy in policies:
                 # Batches of one size whatever the number of episodes: another one would round differently.
-                actor = self.actor(policy, pool.description, self.envs)
+                actor = self.actor(policy, pool.description, math.ceil(self.envs / pool.groups))
                 with progress(self.episodes, policy) as advance:
                     evaluation = evaluate(
                         pool,

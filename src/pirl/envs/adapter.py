@@ -30,7 +30,8 @@ class EnvAdapter(RobotEnv):
                 return info["is_success"]
 
     `observe` returns every camera of the robot (uint8 or floats in [0, 1], channels first or last) and its state
-    columns. `action` may translate actions, `save_state` and `load_state` let episodes begin in the middle of another.
+    columns; while `self.cameras_on` is False it may leave out the cameras. `action` may translate actions, `save_state`
+    and `load_state` let episodes begin in the middle of another.
     """
 
     robot: Robot
@@ -172,7 +173,7 @@ class EnvAdapter(RobotEnv):
         given = self.observe(observation, info)
         if not isinstance(given, Mapping):
             raise self._complaint(f"observe() should return cameras and state by name; it returned {given!r:.60}")
-        cameras, columns = tuple(self.robot.cameras.values()), self.robot.state
+        cameras, columns = tuple(self.robot.cameras.values()) if self.cameras_on else (), self.robot.state
         if missing := [name for name in (*cameras, *columns) if name not in given]:
             raise self._complaint(
                 f"observe() returned {sorted(map(str, given))}; {', '.join(missing)} of the robot is missing"

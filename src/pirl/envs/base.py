@@ -53,6 +53,8 @@ class RobotEnv(gymnasium.Env[EnvObservation, np.ndarray]):
     - `info["prompt"]` says after a reset what to do, in words; `info["task"]` names the task; `info["success"]` says
       after every step whether the task is done.
     - `terminated` means that the task truly ended; after `max_steps` the environment itself says `truncated`.
+    - While `cameras_on` is False nobody looks at pictures, which mostly cost more than all the rest: observations may
+      come without them, and nothing else is different. Only who steps the environment for pirl turns cameras off.
     """
 
     name: ClassVar[str]
@@ -60,6 +62,7 @@ class RobotEnv(gymnasium.Env[EnvObservation, np.ndarray]):
     tasks: tuple[str, ...]
     fps: int
     max_steps: int
+    cameras_on: bool = True
 
     @abstractmethod
     def get_state(self) -> EnvState:

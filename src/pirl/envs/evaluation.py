@@ -142,11 +142,9 @@ def evaluate(
     begun = time.monotonic()
     results: dict[int, EpisodeResult] = {}
     kept: dict[int, Film] = {}
-    keep_images = films > 0 and camera is not None
-    for rollout in roll_out(pool, actor, starts, execute_steps=execute_steps, keep_images=keep_images):
+    for rollout in roll_out(pool, actor, starts, execute_steps=execute_steps, keep_images=range(films)):
         result = results[rollout.index] = EpisodeResult.of(rollout)
-        if keep_images and rollout.index < films and result.length:
-            assert camera is not None
+        if camera is not None and camera in rollout.observations and result.length:
             kept[rollout.index] = Film(rollout.observations[camera], result.success if result.lost is None else None)
         if on_episode is not None:
             on_episode(result)

@@ -40,8 +40,7 @@ def import_simulator(module: str, extra: str) -> ModuleType:
 
 def choose_gl() -> None:
     """Where there is no screen and MUJOCO_GL is unset, set it to EGL, or to OSMesa where EGL is missing."""
-    has_screen = any(os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY"))
-    if os.environ.get("MUJOCO_GL") or has_screen or sys.platform != "linux":
+    if os.environ.get("MUJOCO_GL") or _may_have_screen():
         return
     for backend, library in (("egl", "EGL"), ("osmesa", "OSMesa")):
         if ctypes.util.find_library(library):
@@ -52,6 +51,10 @@ def choose_gl() -> None:
                 )
             os.environ["MUJOCO_GL"] = backend
             return
+
+
+def _may_have_screen() -> bool:
+    return sys.platform != "linux" or any(os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY"))
 
 
 class CameraRenderer:
@@ -66,6 +69,10 @@ class CameraRenderer:
                 raise ConfigError(f"{name} = {size} should be between 1 and {LARGEST} pixels.")
         import mujoco
 
+        # MuJoCo would not raise, but end the process.
+        context = getattr(mujoco.gl_context, "GLContext", None)
+        if context is not None and context.__module__ == "mujoco.glfw" and not _may_have_screen():
+            raise _no_gl("it looks for a screen; MUJOCO_GL has to be set before mujoco is first imported", extra)
         model.vis.global_.offheight, model.vis.global_.offwidth = height, width
         if quality == "fast":
             model.vis.quality.offsamples = 0
@@ -106,7 +113,7 @@ def _close_all() -> None:
         renderer.close()
 
 
-def _no_gl(error: BaseException, extra: str) -> ConfigError:
+def _no_gl(error: BaseException | str, extra: str) -> ConfigError:
     backend = os.environ.get("MUJOCO_GL")
     tried = f"MUJOCO_GL={backend}" if backend else "MUJOCO_GL is not set and neither EGL nor OSMesa was found"
     return ConfigError(

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Protocol, runtime_checkable
+from typing import Literal, Protocol, runtime_checkable
 
 import numpy as np
 from jaxtyping import Float32
@@ -12,6 +12,9 @@ from pirl.envs.base import EnvDescription, EnvObservation, EnvState, Start
 from pirl.envs.experts import ExpertConfig
 from pirl.envs.registry import EnvConfig, find_env_class
 from pirl.errors import ConfigError
+
+# Of which observations there are pictures: of all, or only of the one after the last action, to plan from.
+Pictures = Literal["all", "last"]
 
 
 @dataclass(frozen=True)
@@ -26,7 +29,10 @@ class Started:
 
 @dataclass(frozen=True)
 class Segment:
-    """What came of executing actions; it stops early when the episode ends. The observations are those AFTER each."""
+    """What came of executing actions; it stops early when the episode ends. The observations are those AFTER each.
+
+    Where pictures were asked for of the last only, each camera has one, or is missing if the episode ended before.
+    """
 
     observations: EnvObservation
     actions: Float32[np.ndarray, "k action_dim"]
@@ -34,6 +40,11 @@ class Segment:
     terminated: bool
     truncated: bool
     success: bool
+
+
+def stack_observations(observations: Sequence[EnvObservation]) -> EnvObservation:
+    """Those of a segment as one: what the last of them has, of all that have it."""
+    return {name: np.stack([one[name] for one in observations if name in one]) for name in observations[-1]}
 
 
 @dataclass(frozen=True)
@@ -48,17 +59,21 @@ class EnvPool(Protocol):
     """Environments of one kind, numbered 0 … size - 1, that work at the same time.
 
     A request is queued by `start` or `execute`, one at a time for each slot, and answered by `wait`. A `ConfigError`
-    from `wait` means that no episode would go better: an unknown task, an adapter that does not fit.
+    from `wait` means that no episode would go better: an unknown task, an adapter that does not fit. `groups` is into
+    how many parts its slots are best divided: two where some can step while others are planned for.
     """
 
     size: int
+    groups: int
     description: EnvDescription
 
     def start(self, slot: int, start: Start, expert: ExpertConfig | None = None) -> None:
         """Begin an episode, with an expert at hand if it is to act; whatever else was queued is forgotten."""
         ...
 
-    def execute(self, slot: int, actions: Float32[np.ndarray, "k action_dim"] | int) -> None:
+    def execute(
+        self, slot: int, actions: Float32[np.ndarray, "k action_dim"] | int, *, pictures: Pictures = "all"
+    ) -> None:
         """Take these actions, or so many steps of the expert."""
         ...
 

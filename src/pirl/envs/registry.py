@@ -47,10 +47,7 @@ def list_envs() -> list[EnvEntry]:
     """The environments of pirl's, without starting any simulator."""
     entries = []
     for known in KNOWN:
-        try:
-            env_class = _load_known(known)
-        except ModuleNotFoundError:  # not every installation has all of them
-            continue
+        env_class = _load_known(known)
         summary = inspect.cleandoc(env_class.__doc__ or "").split("\n\n")[0].replace("\n", " ")
         entries.append(EnvEntry(known.alias, known.id, known.extra, summary, list_options(env_class)))
     return entries
@@ -77,7 +74,13 @@ def make_env(config: EnvConfig) -> RobotEnv:
 def find_env_class(config: EnvConfig) -> tuple[type[RobotEnv], dict[str, Any]]:
     """The class that is meant (of the environment, or of the adapter around it), and its options, converted."""
     for known in KNOWN:
-        if config.id in (known.alias, known.id) and config.adapter is None:
+        if config.adapter is not None:
+            if config.id == known.alias:
+                raise ConfigError(
+                    f"{known.alias} is an environment of pirl's and needs no adapter: leave out --env.adapter "
+                    f"{config.adapter}, or name the Gymnasium id of the environment that it is for."
+                )
+        elif config.id in (known.alias, known.id):
             env_class = _load_known(known)
             return env_class, convert_options(known.alias, env_class, config.options)
     spec = _find_spec(config.id)

@@ -1,7 +1,7 @@
 """Episodes of an actor in a pool: plan a chunk for all who need one, execute the first steps of it, plan again."""
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from jaxtyping import Float32
@@ -17,8 +17,9 @@ from pirl.errors import ConfigError, EnvError
 
 # So many starts may be lost, one after the other, before anything was ever stepped.
 _PATIENCE = 3
-# Seeds of the episodes of one evaluation lie together, those of another far away.
-_SEEDS_APART = 1_000_000
+# How far the seeds of evaluations lie apart, and in them those of tasks. Each task counts from a round number, because
+# some environments choose among a number of initial states by the seed.
+_SEEDS_APART, _TASKS_APART = 1_000_000, 10_000
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,7 @@ class Rollout:
 
 
 def make_starts(description: EnvDescription, episodes: int, seed: int, task: str | None = None) -> list[Start]:
-    """Starts that depend on the seed alone: the tasks in turn (or one of them), each with a seed of its own."""
+    """Starts that depend on the seed alone: the tasks in turn, or one of them, from the same seeds either way."""
     if task is not None and task not in description.tasks:
         raise ConfigError(
             f"{description.name} has no task {task!r}. {did_you_mean(task, description.tasks)}"
@@ -65,8 +66,14 @@ def make_starts(description: EnvDescription, episodes: int, seed: int, task: str
         )
     if episodes < 1 or seed < 0:
         raise ConfigError(f"{episodes} episodes from seed {seed}: it takes at least one, and a seed of 0 or more.")
-    tasks = description.tasks if task is None else (task,)
-    return [Start(tasks[index % len(tasks)], seed * _SEEDS_APART + index) for index in range(episodes)]
+    tasks = description.tasks
+    numbers = range(len(tasks)) if task is None else [tasks.index(task)]
+    starts = []
+    for index in range(episodes):
+        number = numbers[index % len(numbers)]
+        count = index // len(numbers)
+        starts.append(Start(tasks[number], seed * _SEEDS_APART + number * _TASKS_APART + count))
+    return starts
 
 
 def roll_out(
@@ -75,14 +82,17 @@ def roll_out(
     starts: Iterable[Start],
     *,
     execute_steps: int,
-    keep_images: bool = False,
-    groups: int = 1,
+    keep_images: bool | Collection[int] = False,
+    groups: int | None = None,
 ) -> Iterator[Rollout]:
     """Act an episode from each start, as many at a time as the pool has slots; yields them as they finish.
 
-    The order depends on nothing but the arguments. With two groups of slots one is planned for while the other steps.
+    The order depends on nothing but the arguments. Pictures are kept of all episodes, of none, or of those with certain
+    indices; in the others only those are taken that a plan needs. With two groups of slots one is planned for while the
+    other steps; the pool knows how many suit it.
     """
     _check(pool.description, actor, execute_steps)
+    groups = pool.groups if groups is None else groups
     if groups < 1:
         raise ConfigError(f"groups = {groups} should be at least 1.")
     parts = [[int(slot) for slot in part] for part in np.array_split(np.arange(pool.size), min(groups, pool.size))]
@@ -95,11 +105,13 @@ class _Running:
 
     index: int
     start: Start
+    keeps_images: bool
     started: Started | None = None
     # The last observation, for the next plan.
     latest: EnvObservation = field(default_factory=dict)
     # What is kept of all observations, the first one included, so one more than actions.
     observations: list[EnvObservation] = field(default_factory=list)
+    # Without their observations.
     segments: list[Segment] = field(default_factory=list)
     steps: int = 0
 
@@ -112,7 +124,7 @@ class _Rollouts:
     actor: Planner | ExpertConfig
     starts: Iterator[tuple[int, Start]]
     execute_steps: int
-    keep_images: bool
+    keep_images: bool | Collection[int]
     running: dict[int, _Running] = field(default_factory=dict)
     lost_in_a_row: int = 0
     has_stepped: bool = False
@@ -145,7 +157,8 @@ class _Rollouts:
     def _start(self, slot: int) -> None:
         self.running.pop(slot, None)
         for index, start in self.starts:
-            self.running[slot] = _Running(index, start)
+            keeps_images = self.keep_images if isinstance(self.keep_images, bool) else index in self.keep_images
+            self.running[slot] = _Running(index, start, keeps_images)
             self.pool.start(slot, start, self.actor if isinstance(self.actor, ExpertConfig) else None)
             return
 
@@ -157,17 +170,19 @@ class _Rollouts:
             return
         if isinstance(answer, Started):
             running.started, running.latest = answer, answer.observation
-            running.observations.append(self._kept({name: value[None] for name, value in running.latest.items()}))
+            running.observations.append(
+                self._kept(running, {name: value[None] for name, value in running.latest.items()})
+            )
             return
         self.has_stepped = True
         running.latest = {name: values[-1] for name, values in answer.observations.items()}
-        running.observations.append(self._kept(answer.observations))
-        running.segments.append(answer)
+        running.observations.append(self._kept(running, answer.observations))
+        running.segments.append(replace(answer, observations={}))
         running.steps += len(answer.rewards)
 
-    def _kept(self, observations: EnvObservation) -> EnvObservation:
+    def _kept(self, running: _Running, observations: EnvObservation) -> EnvObservation:
         columns = self.pool.description.robot.state
-        return {name: values for name, values in observations.items() if self.keep_images or name in columns}
+        return {name: values for name, values in observations.items() if running.keeps_images or name in columns}
 
     def _act(self, slots: Sequence[int]) -> None:
         """Let the expert go on, or plan for all of them at once; a plan is never longer than what is asked of it."""
@@ -175,7 +190,7 @@ class _Rollouts:
             return
         if isinstance(self.actor, ExpertConfig):
             for slot in slots:
-                self.pool.execute(slot, self.execute_steps)
+                self._execute(slot, self.execute_steps)
             return
         episodes = [self.running[slot] for slot in slots]
         chunks = self.actor.plan(
@@ -186,7 +201,10 @@ class _Rollouts:
         )
         _check_plan(chunks, len(slots), self.pool.description, self.execute_steps)
         for slot, chunk in zip(slots, chunks, strict=True):
-            self.pool.execute(slot, np.array(chunk[: self.execute_steps], np.float32))
+            self._execute(slot, np.array(chunk[: self.execute_steps], np.float32))
+
+    def _execute(self, slot: int, actions: Float32[np.ndarray, "k action_dim"] | int) -> None:
+        self.pool.execute(slot, actions, pictures="all" if self.running[slot].keeps_images else "last")
 
     def _finish(self, running: _Running, answer: Started | Segment | Lost) -> Rollout:
         description, segments = self.pool.description, running.segments
@@ -201,7 +219,7 @@ class _Rollouts:
                 name: np.concatenate([np.empty((0, *shape), dtype), *(part[name] for part in running.observations)])[
                     : running.steps
                 ]
-                for name, (shape, dtype) in self._columns().items()
+                for name, (shape, dtype) in self._columns(running).items()
             },
             actions=np.concatenate(
                 [np.empty((0, description.robot.action_dim or 0), np.float32)] * (not segments)
@@ -214,13 +232,13 @@ class _Rollouts:
             lost=lost,
         )
 
-    def _columns(self) -> dict[str, tuple[tuple[int, ...], type]]:
+    def _columns(self, running: _Running) -> dict[str, tuple[tuple[int, ...], type]]:
         """Shape and dtype of what is kept of observations."""
         description = self.pool.description
         return {
             name: (shape, np.float32 if name in description.robot.state else np.uint8)
             for name, shape in description.shapes.items()
-            if self.keep_images or name in description.robot.state
+            if running.keeps_images or name in description.robot.state
         }
 
 

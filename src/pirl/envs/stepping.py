@@ -5,7 +5,7 @@ from jaxtyping import Float32
 
 from pirl.envs.base import EnvObservation, Expert, RobotEnv, Start
 from pirl.envs.experts import ExpertConfig
-from pirl.envs.pools import Segment, Started
+from pirl.envs.pools import Pictures, Segment, Started, stack_observations
 from pirl.errors import ConfigError, EnvError
 
 
@@ -20,6 +20,7 @@ class Stepper:
 
     def start(self, start: Start, expert: ExpertConfig | None = None) -> Started:
         """Begin an episode; the seed of the start is also the expert's."""
+        self.env.cameras_on = True
         options = {"task": start.task} | ({} if start.state is None else {"state": start.state})
         observation, info = self.env.reset(seed=start.seed, options=options)
         observation = self._checked(observation)
@@ -31,7 +32,7 @@ class Stepper:
             state = {}
         return Started(observation, str(info["prompt"]), str(info["task"]), state)
 
-    def execute(self, actions: Float32[np.ndarray, "k action_dim"] | int) -> Segment:
+    def execute(self, actions: Float32[np.ndarray, "k action_dim"] | int, pictures: Pictures = "all") -> Segment:
         """Take these actions, or so many steps of the expert, as far as the episode goes."""
         if not self._is_running:
             raise ValueError("the episode has ended, or has not begun: start one first.")
@@ -40,6 +41,7 @@ class Stepper:
         terminated = truncated = success = False
         for index in range(count):
             action = self._ask_expert() if isinstance(actions, int) else actions[index]
+            self.env.cameras_on = pictures == "all" or index == count - 1
             observation, reward, terminated, truncated, info = self.env.step(action)
             taken.append(action)
             observations.append(self._checked(observation))
@@ -51,7 +53,7 @@ class Stepper:
                 self._is_running = False
                 break
         return Segment(
-            observations={name: np.stack([each[name] for each in observations]) for name in observations[0]},
+            observations=stack_observations(observations),
             actions=np.stack(taken).astype(np.float32),
             rewards=np.array(rewards, np.float32),
             terminated=bool(terminated),
@@ -65,13 +67,14 @@ class Stepper:
         return np.asarray(self._expert(), np.float32)
 
     def _checked(self, observation: EnvObservation) -> EnvObservation:
-        shapes = self.description.shapes
-        if set(observation) != set(shapes):
-            raise EnvError(f"an observation has {sorted(observation)} instead of {sorted(shapes)}.")
+        columns, shapes = self.description.robot.state, self.description.shapes
+        wanted = {name: shape for name, shape in shapes.items() if self.env.cameras_on or name in columns}
+        if not wanted.keys() <= observation.keys() <= shapes.keys():
+            raise EnvError(f"an observation has {sorted(observation)} instead of {sorted(wanted)}.")
         checked = {}
-        for name, shape in shapes.items():
+        for name, shape in wanted.items():
             # A copy, because simulators like to write the next observation over the last.
-            values = np.array(observation[name], np.float32 if name in self.description.robot.state else np.uint8)
+            values = np.array(observation[name], np.float32 if name in columns else np.uint8)
             if values.shape != shape:
                 raise EnvError(f"{name!r} has the shape {values.shape} instead of {shape}.")
             if not np.all(np.isfinite(values)):

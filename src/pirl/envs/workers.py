@@ -21,7 +21,7 @@ from jaxtyping import Float32
 
 from pirl.envs.base import EnvDescription, Start
 from pirl.envs.experts import ExpertConfig
-from pirl.envs.pools import Lost, Segment, Started
+from pirl.envs.pools import Lost, Pictures, Segment, Started
 from pirl.envs.registry import EnvConfig, make_env
 from pirl.envs.stepping import Stepper
 from pirl.errors import ConfigError, EnvError, UserError
@@ -65,7 +65,7 @@ def _serve(connection: Connection, config: EnvConfig, parent: int) -> None:
             stepper = Stepper(make_env(config))
             connection.send(_Ready(stepper.description))
             while (request := connection.recv()) is not None:
-                connection.send(stepper.start(*request) if isinstance(request, tuple) else stepper.execute(request))
+                connection.send((stepper.start if isinstance(request[0], Start) else stepper.execute)(*request))
         except (EOFError, BrokenPipeError, ConnectionResetError):
             raise
         except ConfigError as error:
@@ -100,6 +100,8 @@ class _Worker:
 class ProcessPool:
     """An environment in a process of its own for each slot; a process that fails is replaced at the next start."""
 
+    groups = 2
+
     def __init__(self, config: EnvConfig, size: int, *, timeout: float = 120.0) -> None:
         self.size = size
         self._config = config
@@ -123,12 +125,14 @@ class ProcessPool:
         else:
             self._send(worker, (start, expert))
 
-    def execute(self, slot: int, actions: Float32[np.ndarray, "k action_dim"] | int) -> None:
+    def execute(
+        self, slot: int, actions: Float32[np.ndarray, "k action_dim"] | int, *, pictures: Pictures = "all"
+    ) -> None:
         """Take these actions, or so many steps of the expert."""
         worker = self._workers[slot]
         if worker is None or worker.is_busy:
             raise ValueError(f"slot {slot} has " + ("no episode." if worker is None else "not been waited for."))
-        self._send(worker, actions)
+        self._send(worker, (actions, pictures))
 
     def wait(self, slots: Sequence[int]) -> dict[int, Started | Segment | Lost]:
         """The answers to what was queued; who does not answer in time is killed."""

@@ -150,5 +150,8 @@ class AlohaEnv(RobotEnv):
         self._task, self._steps = task, steps
 
     def _observe(self) -> EnvObservation:
-        image = self._renderer(self.task, self._size).render(self.simulation.data, OBSERVED_CAMERA)
-        return {self._camera: image, self._state: self.simulation.joints()}
+        observation: EnvObservation = {self._state: self.simulation.joints()}
+        if self.cameras_on:
+            renderer = self._renderer(self.task, self._size)
+            observation[self._camera] = renderer.render(self.simulation.data, OBSERVED_CAMERA)
+        return observation

@@ -154,4 +154,4 @@ class LiberoEnv(RobotEnv):
         self._steps = steps
 
     def _observe(self) -> EnvObservation:
-        return robot_observation(self.simulation.observe())
+        return robot_observation(self.simulation.observe(cameras_on=self.cameras_on))

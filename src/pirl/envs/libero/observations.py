@@ -17,13 +17,14 @@ STATE_DIM = 8
 
 
 def robot_observation(raw: Mapping[str, Any]) -> EnvObservation:
-    """An observation of the simulator in the names and numbers of OpenPI's converted dataset.
+    """An observation of the simulator, with or without pictures, in the names and numbers of OpenPI's converted dataset.
 
     The simulator's pictures start at the bottom row. The dataset has them turned by 180°: upright, but left and right
     exchanged. The state is the gripper's position, its orientation as an axis times an angle, and its two fingers.
     """
     state = (raw["robot0_eef_pos"], axis_angle(raw["robot0_eef_quat"]), raw["robot0_gripper_qpos"])
-    pictures = {name: np.ascontiguousarray(raw[f"{camera}_image"][::-1, ::-1]) for name, camera in CAMERAS.items()}
+    raw_pictures = {name: raw[key] for name, camera in CAMERAS.items() if (key := f"{camera}_image") in raw}
+    pictures = {name: np.ascontiguousarray(picture[::-1, ::-1]) for name, picture in raw_pictures.items()}
     return {**pictures, ROBOT.state[0]: np.concatenate(state).astype(np.float32)}
 
 

@@ -70,11 +70,12 @@ class Simulation:
         _, _, success, _ = self._env.step(action)
         return bool(success)
 
-    def observe(self) -> dict[str, np.ndarray]:
-        """What robosuite would observe: see `robot_observation`."""
+    def observe(self, *, cameras_on: bool = True) -> dict[str, np.ndarray]:
+        """What robosuite would observe, with pictures or without: see `robot_observation`."""
         self._locate()
         raw: Mapping[str, Any] = self._env._get_observations(force_update=True)
-        pictures = {f"{camera}_image": self.render(camera)[::-1] for camera in CAMERAS.values()}
+        cameras = CAMERAS.values() if cameras_on else ()
+        pictures = {f"{camera}_image": self.render(camera)[::-1] for camera in cameras}
         return {**raw, **pictures}
 
     def render(self, camera: str) -> UInt8[np.ndarray, "height width 3"]:

@@ -137,7 +137,8 @@ class MetaWorldEnv(RobotEnv):
         return self._simulators[task]
 
     def _observe(self) -> EnvObservation:
-        pictures = {feature: self._picture(camera) for feature, camera in self._views.items()}
+        views = self._views if self.cameras_on else {}
+        pictures = {feature: self._picture(camera) for feature, camera in views.items()}
         return pictures | {self.robot.state[0]: self._simulator.proprioception()}
 
     def _picture(self, camera: str) -> UInt8[np.ndarray, "height width 3"]:

@@ -149,8 +149,8 @@ def _paste(
 @functools.lru_cache(maxsize=64)
 def _zone(view: View, colour: int) -> Sprite:
     sprite, rgb = Sprite(view, ZONE), _ZONES[colour]
-    sprite.box(0, (0, 0), (ZONE, ZONE), 0.72 * rgb + 0.28 * _WHITE, alpha=0.6, corner=0.25)
-    sprite.box(0, (0, 0), (ZONE, ZONE), rgb, corner=0.25, rim=0.007)
+    sprite.box(0, (0.0, 0.0), (ZONE, ZONE), 0.72 * rgb + 0.28 * _WHITE, alpha=0.6, corner=0.25)
+    sprite.box(0, (0.0, 0.0), (ZONE, ZONE), rgb, corner=0.25, rim=0.007)
     return sprite
 
 
@@ -170,7 +170,7 @@ def _body(view: View, rgb: Float32[np.ndarray, "3"], corner: float) -> Sprite:
     for variant, height in enumerate((0.005, 0.012)):
         shadow = (0.6 * height, -height)
         sprite.box(variant, shadow, (BLOCK, BLOCK), _DARK, alpha=0.35, corner=corner, softness=0.008)
-        sprite.box(variant, (0, 0), (BLOCK, BLOCK), 0.78 * rgb, corner=corner)
+        sprite.box(variant, (0.0, 0.0), (BLOCK, BLOCK), 0.78 * rgb, corner=corner)
         sprite.box(variant, (-0.0015, 0.0015), (0.84 * BLOCK, 0.84 * BLOCK), rgb, corner=corner)
         shine = (0.22 * BLOCK, 0.22 * BLOCK)
         sprite.box(variant, (-0.010, 0.010), shine, _WHITE, alpha=0.35, corner=1.0, softness=0.006)

@@ -14,7 +14,7 @@ from pirl.envs.experts import ExpertConfig
 from pirl.envs.tabletop.expert import TableExperts
 from pirl.envs.tabletop.pool import TabletopPool
 from pirl.envs.tabletop.scene import Scene, Seen, task_in
-from pirl.envs.tabletop.world import TableConfig
+from pirl.envs.tabletop.world import Layout, TableConfig
 
 FPS = 10
 _ONLY = np.zeros(1, np.int64)
@@ -34,6 +34,7 @@ class TabletopEnv(RobotEnv):
         precision: how close to the middle of a block a grasp has to be, in metres
         action_noise: noise on every motion, as a share of the largest
         max_steps: steps until time runs out
+        layout: "sorted" (every zone and block in its own part of the table) or "free" (anywhere, much harder to learn)
         image_size: pixels along the side of both cameras
         observation: "pixels" (two cameras, gripper) or "state" (no cameras; true places instead)
         render_size: pixels of the picture for people
@@ -50,15 +51,16 @@ class TabletopEnv(RobotEnv):
         objects: int = 2,
         zones: int = 2,
         distractors: int = 0,
-        precision: float = 0.018,
+        precision: float = 0.022,
         action_noise: float = 0.0,
         max_steps: int = 80,
+        layout: Layout = "sorted",
         image_size: int = 56,
         observation: Seen = "pixels",
         render_size: int = 480,
         render_mode: Literal["rgb_array"] = "rgb_array",
     ) -> None:
-        config = TableConfig(objects, zones, distractors, precision, action_noise, max_steps)
+        config = TableConfig(objects, zones, distractors, precision, action_noise, max_steps, layout)
         self._scene = Scene(1, config, image_size, observation)
         self._experts = TableExperts(1)
         self._render_size = render_size
@@ -105,7 +107,8 @@ class TabletopEnv(RobotEnv):
         return self._scene.render(0, self._render_size)
 
     def _observe(self) -> EnvObservation:
-        return {name: value[0] for name, value in self._scene.observe(_ONLY).items()}
+        observe = self._scene.observe if self.cameras_on else self._scene.feel
+        return {name: value[0] for name, value in observe(_ONLY).items()}
 
 
 class TabletopVectorEnv(gymnasium.vector.VectorEnv[EnvObservation, np.ndarray, Any]):

@@ -9,20 +9,25 @@ from jaxtyping import Float32, Int64
 
 from pirl.envs.base import EnvDescription, EnvObservation, Start
 from pirl.envs.experts import ExpertConfig
-from pirl.envs.pools import Lost, Segment, Started
+from pirl.envs.pools import Lost, Pictures, Segment, Started, stack_observations
 from pirl.envs.tabletop.expert import TableExperts
 from pirl.envs.tabletop.scene import Scene
+
+# What a slot was told to execute: actions, or so many steps of its expert.
+_Actions = Float32[np.ndarray, "k 3"] | int
 
 
 class TabletopPool:
     """Tables numbered 0 … size - 1 (see `EnvPool`)."""
+
+    groups = 1
 
     def __init__(self, description: EnvDescription, scene: Scene) -> None:
         self.description, self._scene = description, scene
         self.size = len(scene.tables)
         self._experts = TableExperts(self.size)
         self._begun: dict[int, Started] = {}
-        self._queued: dict[int, Float32[np.ndarray, "k 3"] | int] = {}
+        self._queued: dict[int, tuple[_Actions, Pictures]] = {}
 
     def start(self, slot: int, start: Start, expert: ExpertConfig | None = None) -> None:
         """Begin an episode, with an expert at hand if it is to act."""
@@ -38,9 +43,11 @@ class TabletopPool:
         observation = {name: value[0] for name, value in self._scene.observe(np.array([slot])).items()}
         self._begun[slot] = Started(observation, prompt, prompt, self._scene.state(slot))
 
-    def execute(self, slot: int, actions: Float32[np.ndarray, "k action_dim"] | int) -> None:
+    def execute(
+        self, slot: int, actions: Float32[np.ndarray, "k action_dim"] | int, *, pictures: Pictures = "all"
+    ) -> None:
         """Take these actions, or so many steps of the expert."""
-        self._queued[slot] = actions
+        self._queued[slot] = actions, pictures
 
     def wait(self, slots: Sequence[int]) -> dict[int, Started | Segment | Lost]:
         """Do what was queued for these slots."""
@@ -50,20 +57,23 @@ class TabletopPool:
         queued = {slot: self._queued.pop(slot) for slot in slots if slot in self._queued}
         return answers | self._execute(queued)
 
-    def _execute(self, queued: dict[int, Float32[np.ndarray, "k 3"] | int]) -> dict[int, Segment]:
+    def _execute(self, queued: dict[int, tuple[_Actions, Pictures]]) -> dict[int, Segment]:
         records = {slot: _Record() for slot in queued}
-        lengths = {slot: actions if isinstance(actions, int) else len(actions) for slot, actions in queued.items()}
+        chosen = {slot: actions for slot, (actions, _) in queued.items()}
+        lengths = {slot: actions if isinstance(actions, int) else len(actions) for slot, actions in chosen.items()}
         for moment in range(max(lengths.values(), default=0)):
             going = [slot for slot in queued if moment < lengths[slot] and not records[slot].ended]
             if not going:
                 break
             rows = np.array(going)
-            actions = self._actions(rows, queued, moment)
+            actions = self._actions(rows, chosen, moment)
             outcome = self._scene.step(rows, actions)
-            observations = self._scene.observe(rows)
+            looking = [slot for slot in going if queued[slot][1] == "all" or moment == lengths[slot] - 1]
+            seen = _by_slot(looking, self._scene.look(np.array(looking, np.int64)))
+            felt = _by_slot(going, self._scene.feel(rows))
             for index, slot in enumerate(going):
                 record = records[slot]
-                record.observations.append({name: value[index] for name, value in observations.items()})
+                record.observations.append(seen.get(slot, {}) | felt[slot])
                 record.actions.append(actions[index])
                 record.success = bool(outcome.success[index])
                 record.terminated = record.success or bool(outcome.failed[index])
@@ -71,16 +81,16 @@ class TabletopPool:
         return {slot: record.segment() for slot, record in records.items()}
 
     def _actions(
-        self, rows: Int64[np.ndarray, " rows"], queued: dict[int, Float32[np.ndarray, "k 3"] | int], moment: int
+        self, rows: Int64[np.ndarray, " rows"], chosen: dict[int, _Actions], moment: int
     ) -> Float32[np.ndarray, "rows 3"]:
         # Experts that do not act now must not draw from their generators either, so they are asked one set at a time.
-        chosen = np.zeros((len(rows), 3), np.float32)
-        guided = np.array([isinstance(queued[row], int) for row in rows.tolist()])
+        actions = np.zeros((len(rows), 3), np.float32)
+        guided = np.array([isinstance(chosen[row], int) for row in rows.tolist()])
         if guided.any():
-            chosen[guided] = self._experts.act(self._scene.tables, rows[guided])
+            actions[guided] = self._experts.act(self._scene.tables, rows[guided])
         for index in np.flatnonzero(~guided):
-            chosen[index] = np.asarray(queued[int(rows[index])])[moment]
-        return chosen
+            actions[index] = np.asarray(chosen[int(rows[index])])[moment]
+        return actions
 
     def close(self) -> None:
         """Nothing is left running."""
@@ -92,6 +102,10 @@ class TabletopPool:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _by_slot(slots: Sequence[int], observations: EnvObservation) -> dict[int, EnvObservation]:
+    return {slot: {name: value[row] for name, value in observations.items()} for row, slot in enumerate(slots)}
 
 
 class _Record:
@@ -107,11 +121,10 @@ class _Record:
         return self.terminated or self.truncated
 
     def segment(self) -> Segment:
-        names = self.observations[0]
         rewards = np.zeros(len(self.actions), np.float32)
         rewards[-1] = self.success
         return Segment(
-            observations={name: np.stack([one[name] for one in self.observations]) for name in names},
+            observations=stack_observations(self.observations),
             actions=np.stack(self.actions),
             rewards=rewards,
             terminated=self.terminated,

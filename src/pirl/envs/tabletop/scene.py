@@ -80,23 +80,31 @@ class Scene:
         return self.config.tasks[block * self.config.zones + zone]
 
     def observe(self, rows: Int64[np.ndarray, " rows"]) -> EnvObservation:
-        """What is seen on some of the tables."""
+        """What is seen and felt on some of the tables."""
+        return self.look(rows) | self.feel(rows)
+
+    def look(self, rows: Int64[np.ndarray, " rows"]) -> EnvObservation:
+        """The cameras' pictures of some of the tables."""
+        if not self.robot.cameras or not len(rows):
+            return {}
         tables = self.tables.rows(rows)
-        if not self.robot.cameras:
-            return {self.robot.state[0]: _true_state(tables)}
-        pictures = self._pictures(tables)
+        centres = (np.zeros_like(tables.gripper), tables.gripper)
+        return {
+            camera: draw(tables, self.config.objects, view, at)
+            for camera, view, at in zip(self.robot.cameras.values(), self._views, centres, strict=True)
+        }
+
+    def feel(self, rows: Int64[np.ndarray, " rows"]) -> EnvObservation:
+        """The states of some of the tables."""
+        tables = self.tables.rows(rows)
         proprioception = np.concatenate([tables.gripper, tables.opening[:, None]], axis=1).astype(np.float32)
-        return {**dict(zip(self.robot.cameras.values(), pictures, strict=True)), self.robot.state[0]: proprioception}
+        return {self.robot.state[0]: proprioception if self.robot.cameras else _true_state(tables)}
 
     def render(self, row: int, size: int) -> UInt8[np.ndarray, "size size 3"]:
         """A picture of one table for people."""
         return draw(self.tables.rows(slice(row, row + 1)), self.config.objects, View(OVERHEAD, size), np.zeros((1, 2)))[
             0
         ]
-
-    def _pictures(self, tables: Tables) -> list[np.ndarray]:
-        centres = (np.zeros_like(tables.gripper), tables.gripper)
-        return [draw(tables, self.config.objects, view, at) for view, at in zip(self._views, centres, strict=True)]
 
 
 def _true_state(tables: Tables) -> Float32[np.ndarray, "n 8"]:

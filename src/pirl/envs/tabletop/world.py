@@ -2,6 +2,7 @@
 
 import dataclasses
 from dataclasses import dataclass
+from typing import Literal, get_args
 
 import numpy as np
 from jaxtyping import Bool, Float32, Float64, Int64, UInt64
@@ -21,6 +22,9 @@ FINGER_SPEED = 1 / 3  # of the way from open to closed, in one step
 WIDTH_OF_BLOCK = BLOCK / FINGERS  # the opening at which closing fingers meet a block
 
 
+Layout = Literal["sorted", "free"]
+
+
 @dataclass(frozen=True)
 class TableConfig:
     """How hard the task is."""
@@ -29,16 +33,22 @@ class TableConfig:
     zones: int = 2
     distractors: int = 0
     # A grasp holds if the gripper is this close to the middle of a block, in each direction.
-    precision: float = 0.018
+    precision: float = 0.022
     # Standard deviation of what the motors add to every motion, as a share of the largest.
     action_noise: float = 0.0
     max_steps: int = 80
+    # "sorted": every zone and block stays in its own part of the table; "free": they are anywhere.
+    layout: Layout = "sorted"
 
     def __post_init__(self) -> None:
         for name, most in (("objects", len(BLOCK_COLOURS)), ("zones", len(ZONE_COLOURS)), ("distractors", 4)):
             least = 0 if name == "distractors" else 1
             if not least <= getattr(self, name) <= most:
                 raise ConfigError(f"{name} = {getattr(self, name)} should be {least} to {most}.")
+        if self.layout not in get_args(Layout):
+            raise ConfigError(f"layout = {self.layout!r} is none of {', '.join(get_args(Layout))}.")
+        if self.layout == "sorted" and self.zones > 3:
+            raise ConfigError(f"zones = {self.zones} do not fit side by side: at most 3, or layout = free.")
         if not 0 < self.precision <= BLOCK:
             raise ConfigError(f"precision = {self.precision} should be more than 0 and at most {BLOCK} metres.")
         if not 0 <= self.action_noise < np.inf or self.max_steps < 1:
@@ -98,8 +108,12 @@ def lay_table(config: TableConfig, seed: int, task: int) -> Tables:
     """A table with everything at random places, none too close to another."""
     rng = np.random.default_rng(np.random.SeedSequence([seed, 0x7AB1E]))
     bodies = config.objects + config.distractors
-    radii = np.array([ZONE] * config.zones + [BLOCK] * bodies)
-    places = _scatter(rng, radii)
+    if config.layout == "free":
+        places = _scatter(rng, np.array([ZONE] * config.zones + [BLOCK] * bodies))
+    else:
+        places = np.concatenate(
+            [_line_up(rng, config.zones, ZONE, 0.075, 0.13), _line_up(rng, bodies, BLOCK, -0.16, -0.02)]
+        )
     start = rng.uniform(-0.15, 0.15, 2)
     goal = np.array([[task // config.zones, task % config.zones]])
     return Tables(
@@ -113,6 +127,16 @@ def lay_table(config: TableConfig, seed: int, task: int) -> Tables:
         steps=np.zeros(1, np.int64),
         key=rng.integers(2**63, size=1, dtype=np.uint64),
     )
+
+
+def _line_up(
+    rng: np.random.Generator, count: int, half: float, lowest: float, highest: float
+) -> Float64[np.ndarray, "count 2"]:
+    """Places side by side, each somewhere in its own share of the table's width, between two heights."""
+    share = 2 * TABLE / count
+    room = share / 2 - half - 0.008
+    middle = (np.arange(count) + 0.5) * share - TABLE
+    return np.stack([middle + rng.uniform(-room, room, count), rng.uniform(lowest, highest, count)], axis=1)
 
 
 def _scatter(rng: np.random.Generator, radii: Float64[np.ndarray, " things"]) -> Float64[np.ndarray, "things 2"]:
