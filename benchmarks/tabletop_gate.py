@@ -45,7 +45,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--variants", nargs="+", default=["state", "pixels", "mixed"])
     parser.add_argument("--episodes", type=int, default=1000)
-    parser.add_argument("--updates", type=int, default=3000)
+    parser.add_argument("--updates", type=int, default=4000)
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--evaluated", type=int, default=200)
     arguments = parser.parse_args()

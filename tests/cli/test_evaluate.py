@@ -30,7 +30,9 @@ def test_the_expert_is_measured_with_an_interval_for_each_task_and_in_all(call):
         "options": {"image_size": 28, "max_steps": 40},
     }
     assert [content["settings"][name] for name in ("policy", "seed", "episodes")] == ["expert", 3, 10]
-    assert [episode["seed"] for episode in content["episodes"]] == [3_000_000 + index for index in range(10)]
+    # The four tasks in turn, each with seeds of its own.
+    seeds = [3_000_000 + index % 4 * 10_000 + index // 4 for index in range(10)]
+    assert [episode["seed"] for episode in content["episodes"]] == seeds
 
 
 def test_the_same_seed_prints_and_writes_the_same(call):

@@ -12,7 +12,7 @@ AWAY = 9.0  # metres: out of sight
 
 def empty_tables(count: int, objects: int = 4, distractors: int = 0) -> Tables:
     """Tables with nothing in sight."""
-    laid = lay_table(TableConfig(objects, 1, distractors), 0, 0)
+    laid = lay_table(TableConfig(objects, 1, distractors, layout="free"), 0, 0)
     tables = Tables(**{name: np.repeat(value, count, axis=0) for name, value in laid.arrays().items()})
     tables.gripper[:], tables.bodies[:], tables.zones[:] = AWAY, AWAY, AWAY
     return tables

@@ -49,6 +49,11 @@ class TableConfig:
             raise ConfigError(f"layout = {self.layout!r} is none of {', '.join(get_args(Layout))}.")
         if self.layout == "sorted" and self.zones > 3:
             raise ConfigError(f"zones = {self.zones} do not fit side by side: at most 3, or layout = free.")
+        if self.layout == "sorted" and self.objects + self.distractors > 5:
+            raise ConfigError(
+                f"objects = {self.objects}, distractors = {self.distractors} do not fit side by side: at most 5 "
+                "together, or layout = free."
+            )
         if not 0 < self.precision <= BLOCK:
             raise ConfigError(f"precision = {self.precision} should be more than 0 and at most {BLOCK} metres.")
         if not 0 <= self.action_noise < np.inf or self.max_steps < 1:
