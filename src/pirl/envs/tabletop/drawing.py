@@ -12,8 +12,9 @@ OVERHEAD, WRIST = 0.215, 0.10  # half the side of what each camera sees, in metr
 
 _RGB = {"red": (206, 58, 52), "blue": (48, 98, 190), "yellow": (240, 186, 44), "green": (54, 150, 88)}
 _BLOCKS, _ZONES = (np.array([_RGB[name] for name in names], np.float32) for names in (BLOCK_COLOURS, ZONE_COLOURS))
-_DISTRACTORS = np.array([(150, 98, 168), (226, 132, 168), (96, 178, 196), (126, 130, 140)], np.float32)
-_WOOD, _FLOOR = np.array((126, 129, 132), np.float32), np.array((92, 94, 100), np.float32)
+_DISTRACTORS = np.array([(150, 98, 168), (226, 132, 168), (96, 178, 196), (238, 238, 232)], np.float32)
+# Half-way between black and white, which is zero to the policy: a table that says nothing lets it see what is on it.
+_TOP, _FLOOR = np.array((126, 129, 132), np.float32), np.array((92, 94, 100), np.float32)
 _STEEL, _DARK, _WHITE = (np.array(rgb, np.float32) for rgb in ((196, 200, 208), (52, 55, 62), (255, 255, 255)))
 _OPENINGS = 25  # the fingers are drawn in so many positions
 
@@ -59,7 +60,7 @@ def _bare_tables(view: View, centres: Float64[np.ndarray, "n 2"]) -> Float32[np.
     # Grain runs along y, so that the table is a product of one row and one column.
     grain = 1.0 + 0.018 * np.sin(x * 91.0) + 0.014 * np.sin(x * 237.0 + 1.0) + 0.01 * np.sin(x * 613.0 + 2.0)
     on_x, on_y = (np.clip(0.5 + (TABLE - np.abs(along)) * view.scale, 0, 1).astype(np.float32) for along in (x, y))
-    column = on_x[:, None, :, None] * (grain.astype(np.float32)[:, None, :, None] * _WOOD - _FLOOR)
+    column = on_x[:, None, :, None] * (grain.astype(np.float32)[:, None, :, None] * _TOP - _FLOOR)
     canvas = on_y[:, ::-1, None, None] * column
     canvas += _FLOOR
     return canvas

@@ -15,6 +15,7 @@ from pirl.envs.tabletop.expert import TableExperts
 from pirl.envs.tabletop.pool import TabletopPool
 from pirl.envs.tabletop.scene import Scene, Seen, task_in
 from pirl.envs.tabletop.world import Layout, TableConfig
+from pirl.errors import ConfigError
 
 FPS = 10
 _ONLY = np.zeros(1, np.int64)
@@ -60,6 +61,8 @@ class TabletopEnv(RobotEnv):
         render_size: int = 480,
         render_mode: Literal["rgb_array"] = "rgb_array",
     ) -> None:
+        if render_size < 16:
+            raise ConfigError(f"render_size = {render_size}: nothing can be seen below 16 pixels.")
         config = TableConfig(objects, zones, distractors, precision, action_noise, max_steps, layout)
         self._scene = Scene(1, config, image_size, observation)
         self._experts = TableExperts(1)
@@ -139,8 +142,8 @@ class TabletopVectorEnv(gymnasium.vector.VectorEnv[EnvObservation, np.ndarray, A
     ) -> tuple[EnvObservation, dict[str, Any]]:
         """Begin an episode on every table."""
         if seed is not None:
-            seeds = [seed + row for row in range(self.num_envs)] if isinstance(seed, int) else list(seed)
-            for row, one in enumerate(seeds):
+            seeds = list(seed) if isinstance(seed, Sequence) else [int(seed) + row for row in range(self.num_envs)]
+            for row, one in zip(range(self.num_envs), seeds, strict=True):
                 if one is not None:
                     self._rngs[row] = np_random(one)[0]
         every = np.ones(self.num_envs, bool)

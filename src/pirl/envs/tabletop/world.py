@@ -21,7 +21,6 @@ FINGERS = 0.036  # how far the open fingers stand from the middle
 FINGER_SPEED = 1 / 3  # of the way from open to closed, in one step
 WIDTH_OF_BLOCK = BLOCK / FINGERS  # the opening at which closing fingers meet a block
 
-
 Layout = Literal["sorted", "free"]
 
 
@@ -53,6 +52,11 @@ class TableConfig:
             raise ConfigError(
                 f"objects = {self.objects}, distractors = {self.distractors} do not fit side by side: at most 5 "
                 "together, or layout = free."
+            )
+        if 2 * self.zones + self.objects + self.distractors > 14:
+            raise ConfigError(
+                f"zones = {self.zones}, objects = {self.objects}, distractors = {self.distractors} leave no room on the "
+                "table: take out some of them."
             )
         if not 0 < self.precision <= BLOCK:
             raise ConfigError(f"precision = {self.precision} should be more than 0 and at most {BLOCK} metres.")
@@ -110,7 +114,7 @@ class Outcome:
 
 
 def lay_table(config: TableConfig, seed: int, task: int) -> Tables:
-    """A table with everything at random places, none too close to another."""
+    """A table with everything at random places, none too close to another, and the gripper anywhere."""
     rng = np.random.default_rng(np.random.SeedSequence([seed, 0x7AB1E]))
     bodies = config.objects + config.distractors
     if config.layout == "free":
