@@ -19,6 +19,12 @@ def test_every_environment_is_listed_with_its_id_and_whether_it_is_installed(cal
     assert "--env.adapter" in out
 
 
+def test_what_an_older_installation_cannot_know_is_not_called_installed(call, monkeypatch):
+    monkeypatch.setattr("pirl.cli.envs.metadata.requires", lambda package: ["numpy"])
+    _, out, _ = call("envs", "list")
+    assert out.count("unknown: install pirl again") == sum(entry.extra is not None for entry in list_envs())
+
+
 def test_options_cameras_widths_limits_and_tasks_are_shown(call):
     code, out, _ = call("envs", "show", "tabletop", "--env.image-size", 30, "--env.objects=1", "--env.zones", 1)
     assert code == 0
@@ -80,6 +86,7 @@ def test_a_policy_can_be_watched(call, policy):
         (["play", "--render", "gif", "--out", "a.mp4"], "--render gif does not fit --out a.mp4"),
         (["play", "--out", "film"], "should end in"),
         (["play", "--checkpoint", "nowhere"], "nowhere"),
+        (["play", "--expert.flawed", "2"], "error: expert.flawed = 2.0 should be between 0 and 1."),
         (["play", "--size", "0"], "--size should be at least 1"),
         (["play", "--episodse", "1"], "Did you mean --episodes?"),
         (["lst"], "Did you mean list?"),

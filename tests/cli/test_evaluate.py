@@ -85,12 +85,16 @@ def test_a_policy_is_compared_with_the_expert_start_by_start(call, policy):
         (["expert", "--episods", "3"], "pirl eval has no option --episods. Did you mean --episodes?"),
         (["expert", "--expert.aim-bais", "3"], "Did you mean --expert.aim-bias?"),
         (["expert", "--env-options", "3"], "pirl eval has no option --env-options"),
-        (["expert", "--expert.give-up", "3"], "expert.give_up = 3.0 should be between 0 and 1"),
+        (["expert", "--expert.give-up", "3"], "error: expert.give_up = 3.0 should be between 0 and 1"),
         (["expert", "--episodes", "0"], "--episodes should be at least 1; it is 0"),
         (["expert", "--envs", "0"], "--envs should be at least 1"),
         (["expert", "--execute-steps", "0"], "--execute-steps should be at least 1"),
         (["expert", "--seed", "-1"], "--seed should be zero or more"),
         (["expert", "--timeout", "0"], "--timeout"),
+        (["expert", "--timeout", "nan"], "--timeout should be a number of seconds above 0; it is nan"),
+        (["expert", "--json", "{empty}"], "is a directory; name a file"),
+        (["expert", "--video", "{file}/film.gif"], "it is no directory. Choose another place"),
+        (["expert", "--env.observation", "state", "--video", "film.gif"], "has no camera"),
         (["expert", "--task", "dance"], "no task 'dance'"),
         (["expert", "--model", "tiny"], "--model belongs to a checkpoint"),
         (["expert", "--video", "film.avi"], "should end in .gif, .mp4 or .png"),
@@ -102,9 +106,10 @@ def test_a_policy_is_compared_with_the_expert_start_by_start(call, policy):
 )
 def test_bad_input_is_explained_with_exit_code_2(call, policy, tmp_path, arguments, message):
     (tmp_path / "empty").mkdir()
-    places = {"{policy}": str(policy), "{empty}": str(tmp_path / "empty")}
-    code, _, err = call("eval", *(places.get(argument, argument) for argument in arguments))
-    assert code == 2
+    (tmp_path / "file").touch()
+    places = {"policy": policy, "empty": tmp_path / "empty", "file": tmp_path / "file"}
+    code, out, err = call("eval", *(argument.format_map(places) for argument in arguments))
+    assert (code, out) == (2, ""), "refused before anything is measured"
     assert message in " ".join(err.replace("│", " ").split())
 
 

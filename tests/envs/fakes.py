@@ -25,7 +25,9 @@ ROBOT = Robot(
     state_dim=2,
     action_dim=2,
 )
-Mishap = Literal["exit", "kill", "segfault", "hang", "raise", "nan", "reward", "shape", "refuse", "talk"]
+Mishap = Literal[
+    "exit", "kill", "segfault", "hang", "raise", "nan", "reward", "shape", "dtype", "refuse", "talk", "disconnect"
+]
 # By the seed of an episode: what goes wrong in it, and after how many steps.
 MISHAPS: dict[int, tuple[Mishap, int]] = {
     9001: ("exit", 2),
@@ -39,6 +41,8 @@ MISHAPS: dict[int, tuple[Mishap, int]] = {
     9009: ("shape", 2),
     9010: ("refuse", 2),
     9011: ("talk", 2),
+    9012: ("disconnect", 2),
+    9013: ("dtype", 2),
 }
 
 
@@ -128,7 +132,7 @@ class Point(RobotEnv):
         image = np.zeros((self.size + self._goes_wrong("shape"), self.size, 3), np.uint8)
         row, column = np.clip((self._position + 1.5) / 3 * self.size, 0, self.size - 1).astype(int)
         image[row, column] = 255 if self.colour == "white" else 128
-        return image
+        return image / 255.0 if self._goes_wrong("dtype") else image
 
     def _goes_wrong(self, how: Mishap) -> bool:
         return MISHAPS.get(self._seed) == (how, self._steps)
@@ -144,6 +148,8 @@ class Point(RobotEnv):
             time.sleep(600)
         if self._goes_wrong("raise"):
             raise ZeroDivisionError("the plane is torn")
+        if self._goes_wrong("disconnect"):
+            raise ConnectionResetError("the plane hung up")
         if self._goes_wrong("refuse"):
             raise ConfigError("the point was misconfigured.")
         if self._goes_wrong("talk"):

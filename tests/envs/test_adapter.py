@@ -113,6 +113,12 @@ def test_a_state_brings_back_task_time_and_place() -> None:
     assert [other.step(np.zeros(2, np.float32))[3] for _ in range(4)] == [False, False, False, True]
 
 
+@pytest.mark.parametrize("state", [{}, {"adapter.steps": np.array(1), "adapter.task": np.array(7)}])
+def test_what_is_no_state_of_it_is_refused_in_words(state: dict[str, np.ndarray]) -> None:
+    with pytest.raises(ConfigError, match=r"no state that Restorable's get_state\(\) gave"):
+        Restorable(Car()).reset(seed=1, options={"state": state})
+
+
 def test_without_hooks_a_state_is_refused_but_episodes_run() -> None:
     env = CarAdapter(Car())
     env.reset(seed=1)

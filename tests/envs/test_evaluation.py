@@ -11,7 +11,7 @@ from pirl.envs.experts import ExpertConfig
 from pirl.envs.intervals import wilson
 from pirl.envs.playing import play
 from pirl.envs.rollouts import make_starts
-from pirl.errors import UserError
+from pirl.errors import EnvError, UserError
 
 DESCRIPTION = CorridorEnv().describe()
 STARTS = make_starts(DESCRIPTION, 12, 0, None)
@@ -93,6 +93,28 @@ def test_playing_an_episode_is_what_a_rollout_of_it_would_be():
             assert result == rolled.results[index]
             assert film is not None
             assert (len(film.frames), film.success) == (result.length + 1, result.success)
+
+
+@pytest.mark.parametrize(
+    ("failure", "message"),
+    [(RuntimeError("it fell over"), "RuntimeError: it fell over"), (np.nan, "the reward is nan")],
+)
+def test_an_environment_that_fails_while_it_is_watched_is_named_with_its_seed(monkeypatch, failure, message):
+    env, start = CorridorEnv(), STARTS[3]
+    step, taken = env.step, []
+
+    def failing(action):
+        taken.append(action)
+        if len(taken) < 3:
+            return step(action)
+        if isinstance(failure, Exception):
+            raise failure
+        observation, _, *rest = step(action)
+        return observation, failure, *rest
+
+    monkeypatch.setattr(env, "step", failing)
+    with pytest.raises(EnvError, match=f"after 2 steps from seed {start.seed}: {message}"):
+        play(env, Walker(), start, execute_steps=2, render=False)
 
 
 def test_two_policies_are_compared_start_by_start():

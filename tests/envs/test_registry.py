@@ -163,6 +163,12 @@ def test_every_environment_explains_each_of_its_options() -> None:
         assert [option.name for option in entry.options if not option.help] == []
 
 
+def test_gymnasium_may_ask_every_environment_for_its_pictures() -> None:
+    """`gymnasium.make(…, render_mode="rgb_array")` hands the mode to the constructor."""
+    for entry in list_envs():
+        assert "render_mode" in {option.name for option in entry.options}, entry.id
+
+
 def test_importing_the_room_loads_no_jax_and_no_simulator() -> None:
     program = "import sys, pirl.envs; print([m for m in ('jax', 'mujoco', 'pirl.data') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

@@ -115,7 +115,7 @@ def test_the_expert_acts_in_the_same_pools() -> None:
 
 def test_lost_episodes_are_told_and_not_tried_again() -> None:
     with LocalPool(2) as pool:
-        starts = [Start("left", seed) for seed in (1, 9005, 9006, 9007, 9008, 9009, 2)]
+        starts = [Start("left", seed) for seed in (1, 9005, 9006, 9007, 9008, 9009, 9013, 2)]
         rollouts = {r.start.seed: r for r in roll_out(pool, StraightPlanner(), starts, execute_steps=1)}
     assert len(rollouts) == len(starts)
     assert rollouts[1].lost is None
@@ -127,13 +127,18 @@ def test_lost_episodes_are_told_and_not_tried_again() -> None:
     assert rollouts[9007].lost == "'state' holds nan."
     assert rollouts[9008].lost == "the reward is nan."
     assert rollouts[9009].lost == "'image' has the shape (9, 8, 3) instead of (8, 8, 3)."
+    assert rollouts[9013].lost == "'image' has the dtype float64 instead of uint8."
     assert rollouts[2].success
 
 
 def test_a_pool_in_which_nothing_ever_works_does_not_spin() -> None:
     with LocalPool(1) as pool, pytest.raises(EnvError, match="first 3 episodes .* the plane is torn"):
         list(roll_out(pool, StraightPlanner(), (Start("left", 9006) for _ in range(10**9)), execute_steps=3))
-    # Once something has worked, bad luck is bad luck.
+    # As long as one is on its way, or something has worked, bad luck is bad luck.
+    with LocalPool(8) as pool:
+        starts = [Start("left", seed) for seed in (9006, 9006, 1, 9006, 9006)]
+        lost = [rollout.lost for rollout in roll_out(pool, StraightPlanner(), starts, execute_steps=3)]
+        assert sorted(map(bool, lost)) == [False, True, True, True, True]
     with LocalPool(1) as pool:
         starts = [Start("left", seed) for seed in (1, 9006, 9006, 9006, 9006, 2)]
         assert len(list(roll_out(pool, StraightPlanner(), starts, execute_steps=3))) == 6

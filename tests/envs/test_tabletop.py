@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from gymnasium.utils.env_checker import check_env
 
-from pirl.envs import EnvConfig, ExpertConfig, Segment, Start, Started, make_env, open_pool
+from pirl.envs import EnvConfig, ExpertConfig, Segment, Start, Started, make_env, open_pool, roll_out
 from pirl.envs.base import EnvObservation
 from pirl.envs.tabletop.env import TabletopEnv, TabletopVectorEnv
 from pirl.envs.tabletop.world import BLOCK_COLOURS
@@ -270,6 +270,36 @@ def _assert_segment(segment: Segment, steps: list[Any]) -> None:
 def test_an_option_that_makes_no_table_is_named(options: dict[str, Any], complaint: str) -> None:
     with pytest.raises(ConfigError, match=complaint):
         make_env(EnvConfig("tabletop", options=options))
+
+
+def test_make_vec_gives_the_native_vector_environment() -> None:
+    vector = gymnasium.make_vec("pirl/Tabletop-v0", num_envs=3, **SMALL)
+    assert isinstance(vector, TabletopVectorEnv)
+
+
+def test_a_rollout_tells_the_state_from_which_others_can_begin() -> None:
+    with open_pool(EnvConfig("tabletop", options=NOISY), 3) as pool:
+        expert, task = ExpertConfig(noise=0.3), pool.description.tasks[1]
+        (first,) = roll_out(pool, expert, [Start(task, 5)], execute_steps=4, keep_images=True)
+        again = [Start(task, seed, first.initial_state) for seed in (5, 6, 7)]
+        attempts = sorted(roll_out(pool, expert, again, execute_steps=4, keep_images=True), key=lambda one: one.index)
+    for attempt in attempts:
+        for name, values in attempt.observations.items():
+            np.testing.assert_array_equal(values[0], first.observations[name][0], err_msg=name)
+    # The same start, but what is random goes its own way.
+    assert not np.array_equal(attempts[1].actions[:10], attempts[2].actions[:10])
+
+
+def test_a_pool_refuses_to_act_where_no_episode_goes_on() -> None:
+    with open_pool(EnvConfig("tabletop", options=SMALL), 2) as pool:
+        with pytest.raises(ValueError, match="slot 1"):
+            pool.execute(1, random_actions(2))
+        pool.start(0, Start(pool.description.tasks[0], 0))
+        pool.wait([0])
+        with pytest.raises(ValueError, match="without an expert"):
+            pool.execute(0, 3)
+        with pytest.raises(ValueError, match="nothing was queued"):
+            pool.wait([0])
 
 
 def test_what_a_table_cannot_take_is_named() -> None:

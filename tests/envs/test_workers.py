@@ -12,8 +12,8 @@ from types import FrameType
 import numpy as np
 import pytest
 
-from fakes import MISHAPS, POINT, UNMAKEABLE, StraightPlanner
-from pirl.envs import EnvConfig, ExpertConfig, Segment, Start, Started, make_env, open_pool, roll_out
+from fakes import MISHAPS, POINT, UNMAKEABLE, LocalPool, StraightPlanner
+from pirl.envs import EnvConfig, ExpertConfig, Segment, Start, Started, make_env, make_starts, open_pool, roll_out
 from pirl.envs.workers import ProcessPool
 from pirl.errors import ConfigError, EnvError
 
@@ -98,6 +98,7 @@ def test_every_mishap_costs_one_episode_and_says_what_it_was(pool: ProcessPool) 
         9004: "no answer within 2 s",
         9005: "ZeroDivisionError: the plane is torn",
         9007: "'state' holds nan",
+        9012: "ConnectionResetError: the plane hung up",
     }
     seeds = [1, 2, *expected, 3, 4]
     starts = [Start("left", seed) for seed in seeds]
@@ -114,6 +115,22 @@ def test_every_mishap_costs_one_episode_and_says_what_it_was(pool: ProcessPool) 
         else:
             assert rollout.lost is None
             assert rollout.success
+
+
+def test_processes_change_neither_the_episodes_nor_their_order(pool: ProcessPool) -> None:
+    """Whoever answers first: slots at rest, slots in a group of their own, and fewer slots than episodes."""
+    starts = make_starts(pool.description, 7, 4)
+    with LocalPool(pool.size) as local:
+        one, other = (
+            list(roll_out(each, StraightPlanner(), starts, execute_steps=4, keep_images=True, groups=2))
+            for each in (pool, local)
+        )
+    assert [rollout.index for rollout in one] == [rollout.index for rollout in other]
+    for ours, theirs in zip(one, other, strict=True):
+        assert (ours.success, ours.truncated, ours.prompt) == (theirs.success, theirs.truncated, theirs.prompt)
+        np.testing.assert_array_equal(ours.actions, theirs.actions)
+        for name in ("image", "state"):
+            np.testing.assert_array_equal(ours.observations[name], theirs.observations[name])
 
 
 def test_a_worker_that_dies_at_rest_costs_no_episode(pool: ProcessPool) -> None:

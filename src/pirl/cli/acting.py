@@ -1,6 +1,8 @@
 """What the commands that act in an environment share: which environment, who acts, and how far it has come."""
 
 import contextlib
+import math
+import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
@@ -85,12 +87,14 @@ class Acting(InEnvironment):
     expert: ExpertConfig = field(default_factory=ExpertConfig)
     """How the scripted expert errs."""
 
-    def check(self, policies: Sequence[str], **counts: int) -> None:
+    def check(self, policies: Sequence[str], *, timeout: float = 1.0, **counts: int) -> None:
         """Refuse, before anything is started, what cannot work."""
         counts |= {"execute-steps": self.execute_steps, "num-steps": self.num_steps}
         for name, value in counts.items():
             if value < 1:
                 raise UserError(f"--{name} should be at least 1; it is {value}.")
+        if not 0 < timeout < math.inf:
+            raise UserError(f"--timeout should be a number of seconds above 0; it is {timeout:g}.")
         if self.seed < 0:
             raise UserError(f"--seed should be zero or more; it is {self.seed}.")
         checkpoints = [policy for policy in policies if policy != EXPERT]
@@ -144,6 +148,16 @@ class Acting(InEnvironment):
             "task": self.task,
             "seed": self.seed,
         }
+
+
+def check_writable(file: Path) -> None:
+    """Refuse a file that could not be written in the end, before the work that it is to hold."""
+    if file.is_dir():
+        raise UserError(f"{file} is a directory; name a file.")
+    there = next(parent for parent in file.absolute().parents if parent.exists())
+    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+        why = "you may not write there" if there.is_dir() else "it is no directory"
+        raise UserError(f"{file} cannot be written in {there}: {why}. Choose another place.")
 
 
 @contextlib.contextmanager

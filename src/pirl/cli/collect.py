@@ -10,7 +10,6 @@ import tyro
 
 from pirl.cli.acting import EXPERT, Acting, progress
 from pirl.cli.console import facts, show
-from pirl.errors import UserError
 
 if TYPE_CHECKING:
     from pirl.envs.collecting import CollectionLog
@@ -45,9 +44,7 @@ class Collect(Acting):
 
     def run(self) -> int:
         """Do it; the return value is the exit code."""
-        self.check([self.policy], episodes=self.episodes, envs=self.envs)
-        if self.timeout <= 0:
-            raise UserError(f"--timeout should be more than 0 seconds; it is {self.timeout:g}.")
+        self.check([self.policy], timeout=self.timeout, episodes=self.episodes, envs=self.envs)
         from pirl.envs.collecting import DatasetFormat, collect, open_log
         from pirl.envs.pools import open_pool
         from pirl.envs.rollouts import make_starts

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
-from pirl.cli.acting import EXPERT, Acting, InEnvironment
+from pirl.cli.acting import EXPERT, Acting, InEnvironment, check_writable
 from pirl.cli.console import facts, show
 from pirl.errors import UserError
 
@@ -120,6 +120,7 @@ class Play(Acting):
         film = self.out or Path(f"{name}.{self.render}")
         if film_format(film) != (self.render or film_format(film)):
             raise UserError(f"--render {self.render} does not fit --out {film}: its name should end in .{self.render}.")
+        check_writable(film)
         return film
 
     def _with_picture_size(self, config: "EnvConfig") -> "EnvConfig":
@@ -162,6 +163,8 @@ def _installed(entry: "EnvEntry") -> str:
         return "yes"
     marked = re.compile(rf"""([\w.-]+).*;.*extra\s*==\s*["']{entry.extra}["']""")
     packages = [found[1] for line in metadata.requires("pirl") or () if (found := marked.match(line))]
+    if not packages:  # an editable install that is older than the extra
+        return "unknown: install pirl again to know"
     for package in packages:
         try:
             metadata.version(package)

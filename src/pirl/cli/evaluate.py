@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-from pirl.cli.acting import Acting, progress
+from pirl.cli.acting import Acting, check_writable, progress
 from pirl.cli.console import show
 from pirl.errors import UserError
 
@@ -45,9 +45,9 @@ class Evaluate(Acting):
     def run(self) -> int:
         """Do it; the return value is the exit code."""
         policies = [self.checkpoint] if self.other is None else [self.checkpoint, self.other]
-        self.check(policies, episodes=self.episodes, envs=self.envs)
-        if self.timeout <= 0:
-            raise UserError(f"--timeout should be more than 0 seconds; it is {self.timeout:g}.")
+        self.check(policies, timeout=self.timeout, episodes=self.episodes, envs=self.envs)
+        for file in filter(None, (self.json, self.video)):
+            check_writable(file)
         if self.video is not None:
             from pirl.envs.video import film_format
 
@@ -57,12 +57,14 @@ class Evaluate(Acting):
             show(f"{policy} in {self.env}, seed {self.seed}", _table(evaluation), "")
             print(f"{policy}: {evaluation.summary()}")
             _report_lost(evaluation)
+            if self.other is not None:
+                print()
         content = evaluations[0].to_json()
         if self.other is not None:
             from pirl.envs.evaluation import compare
 
             comparison = compare(*evaluations)
-            print(f"\n{comparison.in_words(*policies)}")
+            print(comparison.in_words(*policies))
             pairs = comparison.pairs
             print(
                 f"both succeed {pairs.both}, only the first {pairs.only_first}, only the second {pairs.only_second}, "
@@ -70,9 +72,10 @@ class Evaluate(Acting):
             )
             content = {"first": content, "second": evaluations[1].to_json(), "comparison": comparison.to_json()}
         if self.json is not None:
-            from pirl.files import write_file
+            from pirl.files import write_file, writing
 
-            write_file(self.json, json.dumps(content, indent=2) + "\n")
+            with writing("the result", self.json.parent, "Choose another place."):
+                write_file(self.json, json.dumps(content, indent=2) + "\n")
             print(f"written to {self.json}")
         if self.video is not None:
             self._film(self.video, evaluations, fps)
@@ -85,6 +88,8 @@ class Evaluate(Acting):
 
         evaluations = []
         with open_pool(self.env_config(), min(self.envs, self.episodes), timeout=self.timeout) as pool:
+            if self.video is not None and not pool.description.robot.cameras:
+                raise UserError(f"{pool.description.name} has no camera, so there is nothing for --video to film.")
             starts = make_starts(pool.description, self.episodes, self.seed, self.task)
             for policy in policies:
                 # Batches of one size whatever the number of episodes: another one would round differently.
@@ -109,7 +114,7 @@ class Evaluate(Acting):
         shown = [index for index in evaluations[0].films if all(index in one.films for one in evaluations)]
         films = [evaluation.films[index] for index in shown for evaluation in evaluations]
         if not films:
-            raise UserError(f"{self.env} has no camera, or no episode began: there is nothing to film.")
+            raise UserError("no episode began that could be filmed.")
         write_films(path, films, fps, columns=4 if len(films) > 4 else len(films))
         print(f"film of {len(shown)} episodes: {path}")
 

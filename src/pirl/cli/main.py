@@ -1,5 +1,6 @@
 """The `pirl` command: picks the subcommand, and turns errors into messages and exit codes."""
 
+import contextlib
 import dataclasses
 import difflib
 import io
@@ -84,14 +85,29 @@ def _parse(arguments: Sequence[str], commands: dict[str, Any] = COMMANDS, progra
     shown = {
         name: _group(f"{program} {name}") if isinstance(entry, dict) else entry for name, entry in commands.items()
     }
-    parsed = tyro.extras.subcommand_cli_from_dict(
-        shown,
-        prog=program,
-        description=_ABOUT[program],
-        args=arguments,
-        config=(tyro.conf.FlagCreatePairsOff,),
-    )
+    complaint = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(complaint):
+            parsed = tyro.extras.subcommand_cli_from_dict(
+                shown,
+                prog=program,
+                description=_ABOUT[program],
+                args=arguments,
+                config=(tyro.conf.FlagCreatePairsOff,),
+            )
+    except SystemExit as end:
+        # What options themselves refuse is said in their own words, without the parser's names around it.
+        if (refusal := _refusal(end)) is not None:
+            raise refusal from None
+        sys.stderr.write(complaint.getvalue())
+        raise
     return dataclasses.replace(parsed, env_options=env_options) if env_options else parsed
+
+
+def _refusal(error: BaseException | None) -> UserError | None:
+    while error is not None and not isinstance(error, UserError):
+        error = error.__context__
+    return error
 
 
 def _group(program: str) -> Any:

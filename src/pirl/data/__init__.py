@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from pirl.data.statistics import compute_norm_stats, degenerate_dimensions
     from pirl.data.summary import summarize
 
-__getattr__ = lazy_names(
+__getattr__, __dir__, __all__ = lazy_names(
     __name__,
     {
         "checking": ("check_dataset",),

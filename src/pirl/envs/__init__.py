@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 register_envs()
 
-__getattr__ = lazy_names(
+__getattr__, __dir__, __all__ = lazy_names(
     __name__,
     {
         "adapter": ("EnvAdapter",),

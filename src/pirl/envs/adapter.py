@@ -104,7 +104,7 @@ class EnvAdapter(RobotEnv):
         if state is None:
             self._task, self._steps = self.choose_task(options), 0
         else:
-            self._task, self._steps = self.tasks[int(state[_TASK])], int(state[_STEPS])
+            self._task, self._steps = self._progress(state)
         observation, info = self.env.reset(seed=seed, options=self.reset_options(self._task))
         if state is not None:
             observation = self.load_state({key: value for key, value in state.items() if key not in (_STEPS, _TASK)})
@@ -136,6 +136,12 @@ class EnvAdapter(RobotEnv):
     def close(self) -> None:
         """Close the environment."""
         self.env.close()
+
+    def _progress(self, state: EnvState) -> tuple[str, int]:
+        try:
+            return self.tasks[int(state[_TASK])], int(state[_STEPS])
+        except (KeyError, IndexError, TypeError) as error:
+            raise ConfigError(f"this is no state that {self.name}'s get_state() gave: {error!r}.") from error
 
     def _told(self) -> dict[str, str]:
         return {"task": self._task, "prompt": self.prompt or self._task}

@@ -73,7 +73,9 @@ def open_log(root: Path, settings: Mapping[str, Any], *, resume: bool) -> Collec
     """The log to go on with. Refuses a directory with something else in it, or with episodes made by other settings."""
     settings = json.loads(json.dumps(settings))  # as it will be read back
     if not resume:
-        if root.exists() and (not root.is_dir() or any(root.iterdir())):
+        if root.exists() and not root.is_dir():
+            raise DataError(f"{root} is a file: choose a directory for the dataset.")
+        if root.exists() and any(root.iterdir()):
             raise DataError(
                 f"{root} is not empty: choose another directory, or resume (--resume) to continue what is in it."
             )

@@ -48,15 +48,13 @@ class Flaws:
     def draw(cls, config: ExpertConfig, rng: np.random.Generator, episode_length: int) -> "Flaws":
         """Draw the flaws of an episode that usually takes `episode_length` steps."""
         # Everything is drawn whatever the config, so that episodes of the same seed differ in the flaws alone.
-        flawed, gives_up = rng.random(2)
+        flawed, gives_up, lateness, stop = rng.random(4)
         aim = rng.normal(size=3)
-        late = rng.integers(config.delay + 1)
-        stops_after = rng.integers(episode_length)
         if flawed >= config.flawed:
             return cls(np.zeros(3), 0.0, 0, None)
-        return cls(
-            aim * config.aim_bias, config.noise, int(late), int(stops_after) if gives_up < config.give_up else None
-        )
+        late = int(lateness * (config.delay + 1))
+        stops_after = int(stop * episode_length) if gives_up < config.give_up else None
+        return cls(aim * config.aim_bias, config.noise, late, stops_after)
 
 
 def with_flaws(

@@ -1,5 +1,8 @@
 """One episode in one environment, seen through the pictures it makes for people."""
 
+import contextlib
+from collections.abc import Iterator
+
 import numpy as np
 from jaxtyping import UInt8
 
@@ -7,35 +10,53 @@ from pirl.envs.base import RobotEnv, Start
 from pirl.envs.evaluation import EpisodeResult
 from pirl.envs.experts import ExpertConfig
 from pirl.envs.planner import Planner
+from pirl.envs.stepping import Stepper
 from pirl.envs.video import Film
-from pirl.errors import ConfigError
+from pirl.errors import ConfigError, EnvError, UserError
 
 
 def play(
     env: RobotEnv, actor: Planner | ExpertConfig, start: Start, *, execute_steps: int, render: bool, index: int = 0
 ) -> tuple[EpisodeResult, Film | None]:
     """Act from a start as a rollout does; with `render`, keep a picture of the beginning and one after each step."""
-    observation, info = env.reset(seed=start.seed, options={"task": start.task, "state": start.state})
-    prompt, task = str(info["prompt"]), str(info["task"])
-    expert = env.make_expert(actor, start.seed) if isinstance(actor, ExpertConfig) else None
+    stepper, expert = Stepper(env), actor if isinstance(actor, ExpertConfig) else None
+    with _failures_of(env, start, after=0):
+        begun = stepper.start(start, expert)
     pictures = [_render(env)] if render else []
+    seen = {name: value[None] for name, value in begun.observation.items()}
     plan = np.zeros((0, 0), np.float32)
     steps, total, terminated, truncated, success = 0, 0.0, False, False, False
     while not (terminated or truncated):
-        if expert is not None:
-            action = expert()
-        else:
-            assert not isinstance(actor, ExpertConfig)
-            if steps % execute_steps == 0:
-                seen = {name: value[None] for name, value in observation.items()}
-                plan = actor.plan(seen, [prompt], [start.seed], [steps])[0]
-            action = plan[steps % execute_steps]
-        observation, reward, terminated, truncated, info = env.step(action)
-        steps, total, success = steps + 1, total + float(reward), bool(info["success"])
+        if not isinstance(actor, ExpertConfig) and steps % execute_steps == 0:
+            plan = actor.plan(seen, [begun.prompt], [start.seed], [steps])[0]
+        now = steps % execute_steps
+        with _failures_of(env, start, after=steps):
+            segment = stepper.execute(1 if expert is not None else plan[now : now + 1])
+        seen, terminated, truncated, success = (
+            segment.observations,
+            segment.terminated,
+            segment.truncated,
+            segment.success,
+        )
+        steps, total = steps + 1, total + float(segment.rewards[0])
         if render:
             pictures.append(_render(env))
-    result = EpisodeResult(index, task, prompt, start.seed, success, total, steps, terminated, truncated, lost=None)
+    result = EpisodeResult(
+        index, begun.task, begun.prompt, start.seed, success, total, steps, terminated, truncated, lost=None
+    )
     return result, Film(np.stack(pictures), success) if render else None
+
+
+@contextlib.contextmanager
+def _failures_of(env: RobotEnv, start: Start, after: int) -> Iterator[None]:
+    """Say where it was that an environment failed; there is nobody to start it anew."""
+    try:
+        yield
+    except ConfigError:
+        raise
+    except Exception as error:
+        reason = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
+        raise EnvError(f"{env.name} failed after {after} steps from seed {start.seed}: {reason}") from error
 
 
 def _render(env: RobotEnv) -> UInt8[np.ndarray, "H W 3"]:

@@ -8,14 +8,14 @@ from jaxtyping import Float32
 
 from pirl.data.replay_episodes import Episode
 from pirl.data.robots import Robot
-from pirl.envs.base import EnvDescription, EnvObservation, Start
+from pirl.envs.base import EnvDescription, EnvObservation, EnvState, Start
 from pirl.envs.experts import ExpertConfig
 from pirl.envs.options import did_you_mean
 from pirl.envs.planner import Planner
 from pirl.envs.pools import EnvPool, Lost, Segment, Started
 from pirl.errors import ConfigError, EnvError
 
-# So many starts may be lost, one after the other, before anything was ever stepped.
+# So many episodes may be lost while nothing has come of any.
 _PATIENCE = 3
 # How far the seeds of evaluations lie apart, and in them those of tasks. Each task counts from a round number, because
 # some environments choose among a number of initial states by the seed.
@@ -26,7 +26,8 @@ _SEEDS_APART, _TASKS_APART = 1_000_000, 10_000
 class Rollout:
     """One episode: what was seen before each action, what was done, and how it ended.
 
-    A lost episode says why, and holds what happened before. Pictures are there only if they were asked for.
+    A lost episode says why, and holds what happened before. Pictures are there only if they were asked for. From the
+    same state with another seed, `Start(task, seed, initial_state)`, the episode begins alike and goes its own way.
     """
 
     index: int
@@ -40,6 +41,7 @@ class Rollout:
     terminated: bool
     truncated: bool
     lost: str | None
+    initial_state: EnvState
 
     def __len__(self) -> int:
         return len(self.rewards)
@@ -126,7 +128,7 @@ class _Rollouts:
     execute_steps: int
     keep_images: bool | Collection[int]
     running: dict[int, _Running] = field(default_factory=dict)
-    lost_in_a_row: int = 0
+    lost: int = 0
     has_stepped: bool = False
 
     def run(self, parts: Sequence[Sequence[int]]) -> Iterator[Rollout]:
@@ -151,6 +153,7 @@ class _Rollouts:
                 self._start(slot)
             else:
                 ready.append(slot)
+        self._check_hope(finished)
         self._act(ready)
         return finished
 
@@ -164,9 +167,6 @@ class _Rollouts:
 
     def _take(self, running: _Running, answer: Started | Segment | Lost) -> None:
         if isinstance(answer, Lost):
-            self.lost_in_a_row += 1
-            if self.lost_in_a_row >= _PATIENCE and not self.has_stepped:
-                raise EnvError(f"the first {_PATIENCE} episodes were lost before their first step: {answer.reason}")
             return
         if isinstance(answer, Started):
             running.started, running.latest = answer, answer.observation
@@ -179,6 +179,15 @@ class _Rollouts:
         running.observations.append(self._kept(running, answer.observations))
         running.segments.append(replace(answer, observations={}))
         running.steps += len(answer.rewards)
+
+    def _check_hope(self, finished: Sequence[Rollout]) -> None:
+        """Where nothing has ever worked, losing every start one by one would only take longer to say so."""
+        reasons = [rollout.lost for rollout in finished if rollout.lost is not None]
+        self.lost += len(reasons)
+        # Something may still come of an episode that has begun, however many of its neighbours were lost.
+        is_hopeless = not self.has_stepped and all(running.started is None for running in self.running.values())
+        if reasons and is_hopeless and self.lost >= _PATIENCE:
+            raise EnvError(f"the first {self.lost} episodes were lost before anything came of them: {reasons[-1]}")
 
     def _kept(self, running: _Running, observations: EnvObservation) -> EnvObservation:
         columns = self.pool.description.robot.state
@@ -230,6 +239,7 @@ class _Rollouts:
             terminated=last is not None and lost is None and last.terminated,
             truncated=last is not None and lost is None and last.truncated,
             lost=lost,
+            initial_state=running.started.state if running.started else {},
         )
 
     def _columns(self, running: _Running) -> dict[str, tuple[tuple[int, ...], type]]:

@@ -74,7 +74,9 @@ class Stepper:
         checked = {}
         for name, shape in wanted.items():
             # A copy, because simulators like to write the next observation over the last.
-            values = np.array(observation[name], np.float32 if name in columns else np.uint8)
+            values = np.array(observation[name], np.float32 if name in columns else None)
+            if name not in columns and values.dtype != np.uint8:
+                raise EnvError(f"{name!r} has the dtype {values.dtype} instead of uint8.")
             if values.shape != shape:
                 raise EnvError(f"{name!r} has the shape {values.shape} instead of {shape}.")
             if not np.all(np.isfinite(values)):

@@ -53,6 +53,24 @@ class _Refused:
 _Answer = _Ready | _Refused | Started | Segment | Lost
 
 
+class _ParentGone(BaseException):
+    """Nobody is at the other end of the pipe: not to be mistaken for a connection that an environment has lost."""
+
+
+def _send_answer(connection: Connection, answer: _Answer) -> None:
+    try:
+        connection.send(answer)
+    except (BrokenPipeError, ConnectionResetError) as error:
+        raise _ParentGone from error
+
+
+def _receive_request(connection: Connection) -> Any:
+    try:
+        return connection.recv()
+    except (EOFError, ConnectionResetError) as error:
+        raise _ParentGone from error
+
+
 def _serve(connection: Connection, config: EnvConfig, parent: int) -> None:
     """Make the environment, then answer requests until told to leave (None), a failure, or the end of the parent."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent decides what ends
@@ -60,18 +78,18 @@ def _serve(connection: Connection, config: EnvConfig, parent: int) -> None:
     os.dup2(2, 1)  # standard output belongs to the parent, and simulators talk
     sys.stdout = sys.stderr
     stepper = None
-    with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
+    with contextlib.suppress(_ParentGone):
         try:
             stepper = Stepper(make_env(config))
-            connection.send(_Ready(stepper.description))
-            while (request := connection.recv()) is not None:
-                connection.send((stepper.start if isinstance(request[0], Start) else stepper.execute)(*request))
-        except (EOFError, BrokenPipeError, ConnectionResetError):
-            raise
+            _send_answer(connection, _Ready(stepper.description))
+            while (request := _receive_request(connection)) is not None:
+                act = stepper.start if isinstance(request[0], Start) else stepper.execute
+                _send_answer(connection, act(*request))
         except ConfigError as error:
-            connection.send(_Refused(str(error)))
+            _send_answer(connection, _Refused(str(error)))
         except Exception as error:
-            connection.send(Lost(str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"))
+            reason = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
+            _send_answer(connection, Lost(reason))
     if stepper is not None:
         stepper.env.close()
 

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from pirl.interop.reading import Checkpoint, check_fit, load_policy, open_checkpoint, resolve_config
     from pirl.interop.writing import OWN_KEYS, check_target, save_checkpoint, save_policy
 
-__getattr__ = lazy_names(
+__getattr__, __dir__, __all__ = lazy_names(
     __name__,
     {
         "comparing": (

@@ -1,6 +1,6 @@
 """LIBERO as a Gymnasium environment, with the names and numbers of OpenPI's LIBERO policies."""
 
-from typing import Any, ClassVar, get_args
+from typing import Any, ClassVar, Literal, get_args
 
 import numpy as np
 
@@ -42,11 +42,11 @@ class LiberoEnv(RobotEnv):
         settle_steps: Steps without motion before an episode, in which objects come to rest. They do not count.
         quality: "stock" renders what policies for LIBERO were trained on; "fast" leaves out shadows, reflections and
             multisampling, and takes half the time on a CPU.
+        render_mode: For Gymnasium; there is only rgb_array.
     """
 
-    name: ClassVar[str] = "libero"
+    name: ClassVar[str] = "pirl/Libero-v0"
     metadata: ClassVar[dict[str, Any]] = {"render_modes": ["rgb_array"], "render_fps": 20}  # type: ignore[misc]
-    render_mode = "rgb_array"
     robot = ROBOT
     fps = 20
 
@@ -59,11 +59,13 @@ class LiberoEnv(RobotEnv):
         max_steps: int | None = None,
         settle_steps: int = 10,
         quality: Quality = "stock",
+        render_mode: Literal["rgb_array"] = "rgb_array",
     ) -> None:
         if suite not in get_args(Suite):
             raise ConfigError(f"suite = {suite!r} is none of {', '.join(get_args(Suite))}.")
         if quality not in get_args(Quality):
             raise ConfigError(f"quality = {quality!r} is none of {', '.join(get_args(Quality))}.")
+        self.render_mode = render_mode
         self.max_steps = MAX_STEPS[suite] if max_steps is None else max_steps
         limits = (("max_steps", self.max_steps, 1, 10**9), ("settle_steps", settle_steps, 0, 10**9))
         for name, value, low, high in (*limits, ("resolution", resolution, 1, LARGEST)):

@@ -28,6 +28,8 @@ class TabletopPool:
         self._experts = TableExperts(self.size)
         self._begun: dict[int, Started] = {}
         self._queued: dict[int, tuple[_Actions, Pictures]] = {}
+        # Slots whose episode goes on, and whether an expert may act in it.
+        self._going: dict[int, bool] = {}
 
     def start(self, slot: int, start: Start, expert: ExpertConfig | None = None) -> None:
         """Begin an episode, with an expert at hand if it is to act."""
@@ -39,6 +41,7 @@ class TabletopPool:
             self._scene.lay(slot, rng, start.task)
         if expert is not None:
             self._experts.begin(slot, expert, start.seed)
+        self._going[slot] = expert is not None
         prompt = self._scene.prompt(slot)
         observation = {name: value[0] for name, value in self._scene.observe(np.array([slot])).items()}
         self._begun[slot] = Started(observation, prompt, prompt, self._scene.state(slot))
@@ -47,10 +50,16 @@ class TabletopPool:
         self, slot: int, actions: Float32[np.ndarray, "k action_dim"] | int, *, pictures: Pictures = "all"
     ) -> None:
         """Take these actions, or so many steps of the expert."""
+        if slot not in self._going:
+            raise ValueError(f"no episode goes on in slot {slot}: start one first.")
+        if isinstance(actions, int) and not self._going[slot]:
+            raise ValueError(f"the episode in slot {slot} was started without an expert.")
         self._queued[slot] = actions, pictures
 
     def wait(self, slots: Sequence[int]) -> dict[int, Started | Segment | Lost]:
         """Do what was queued for these slots."""
+        if idle := [slot for slot in slots if slot not in self._begun and slot not in self._queued]:
+            raise ValueError(f"nothing was queued for the slots {idle}.")
         answers: dict[int, Started | Segment | Lost] = {
             slot: self._begun.pop(slot) for slot in slots if slot in self._begun
         }
@@ -78,6 +87,9 @@ class TabletopPool:
                 record.success = bool(outcome.success[index])
                 record.terminated = record.success or bool(outcome.failed[index])
                 record.truncated = bool(outcome.truncated[index])
+        for slot, record in records.items():
+            if record.ended:
+                del self._going[slot]
         return {slot: record.segment() for slot, record in records.items()}
 
     def _actions(
