@@ -83,8 +83,7 @@ def test_a_killed_run_goes_on_to_the_same_data(call, tmp_path):
     whole, killed = (files_of(tmp_path / name) for name in ("whole", "killed"))
     assert len([name for name in whole if name.startswith("data/")]) == 12
     for name in whole:
-        if name != "meta/stats.json":
-            assert killed[name] == whole[name], name
+        assert killed[name] == whole[name], name
 
 
 def test_control_c_is_told_with_exit_code_130_and_keeps_what_is_written(call, monkeypatch):

@@ -26,7 +26,7 @@ from pirl.data import (
 from pirl.envs import EnvConfig, ExpertConfig, collect, make_starts, open_pool
 from pirl.models import Pi0, Pi0Config, Tokenizer, create_model, get_model_config
 
-FLAWED = ExpertConfig(aim_bias=0.03, give_up=0.3)
+FLAWED = ExpertConfig(aim_bias=0.02, give_up=0.4)
 
 
 def collected(env: EnvConfig, root: Path, episodes: int) -> list[bool]:

@@ -33,16 +33,10 @@ def run(root, *, size=3, actor=None, loses=(), starts=STARTS, settings=SETTINGS,
 
 
 def assert_same_dataset(root, whole):
-    """Byte for byte, but for the mean and variance of all episodes, which are summed in another order when resumed."""
     files, expected = files_of(root), files_of(whole)
     # What a kill left of the very first file; it is no part of the dataset.
     files = {name: content for name, content in files.items() if ".partial-" not in name}
-    stats, wanted = (json.loads(one.pop("meta/stats.json", "{}")) for one in (files, expected))
     assert files == expected
-    assert stats.keys() == wanted.keys()
-    for name, numbers in stats.items():
-        for key, value in numbers.items():
-            np.testing.assert_allclose(value, wanted[name][key], rtol=1e-12, err_msg=f"{name} {key}")
 
 
 @every_version

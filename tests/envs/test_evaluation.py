@@ -45,7 +45,8 @@ def test_a_lost_episode_is_reported_beside_the_rate_and_not_in_it():
     lengths = [3 + seed % 4 for seed in SEEDS[3:-2]]
     assert summary.mean_length_of_successes == pytest.approx(np.mean(lengths))
     assert summary.mean_length == pytest.approx((3 * MAX_STEPS + sum(lengths)) / 10)
-    assert str(summary) == "success 70.0 % [39.7, 89.2], 7 of 10, 2 lost"
+    assert summary.rate_if_lost_failed == 7 / 12
+    assert str(summary) == "success 70.0 % [39.7, 89.2], 7 of 10, 2 lost (58.3 % if these failed)"
 
 
 def test_nothing_is_said_of_a_rate_when_everything_was_lost():

@@ -171,8 +171,14 @@ def test_statistics_are_the_only_ones_or_chosen_ones_or_explicitly_none(checkpoi
 @pytest.mark.parametrize(
     ("assets", "complaint"),
     [
-        ({"state": stats(4), "actions": stats(2)}, "statistics says that state has 4 dimensions; in arms there are 3"),
-        ({"state": stats(3), "actions": stats(1)}, "statistics says that actions has 1 dimensions; .* there are 2"),
+        (
+            {"state": stats(4), "actions": stats(2)},
+            "state has 4 dimensions .* statistics; in arms there are 3",
+        ),
+        (
+            {"state": stats(3), "actions": stats(1)},
+            "actions has 1 dimensions .* statistics; .* there are 2",
+        ),
         ({"state": stats(3)}, "no statistics of 'actions'"),
         ({"state": stats(3, 5), "actions": stats(2, 6)}, None),
     ],
@@ -191,14 +197,20 @@ def test_statistics_of_another_robot_are_refused_but_padded_ones_are_not(
 @pytest.mark.parametrize(
     ("changes", "complaint"),
     [
-        ({"robot": dataclasses.replace(ROBOT, action_dim=7)}, "actions has 2 dimensions; in arms there are 7"),
-        ({"robot": dataclasses.replace(ROBOT, action_dim=9)}, "room for 8 actions; arms has 9"),
+        (
+            {"robot": dataclasses.replace(ROBOT, action_dim=7)},
+            "actions has 2 dimensions .* in arms there are 7",
+        ),
+        ({"robot": dataclasses.replace(ROBOT, action_dim=9)}, "8 numbers of actions at most; arms has 9"),
         (
             {"robot": dataclasses.replace(ROBOT, cameras={"right_wrist_0_rgb": "top"})},
             "sees through base_0_rgb, left_wrist_0_rgb, but arms has only right_wrist_0_rgb",
         ),
         ({"shapes": {"top": (4, 4, 3), "joints": (2,), "grip": (1,)}}, "looks through 'wrist'"),
-        ({"shapes": {**DESCRIPTION.shapes, "joints": (6,)}}, "state has 3 dimensions; in arms there are 7"),
+        (
+            {"shapes": {**DESCRIPTION.shapes, "joints": (6,)}},
+            "state has 3 dimensions .* in arms there are 7",
+        ),
     ],
 )
 def test_a_policy_that_does_not_fit_the_environment_is_refused(

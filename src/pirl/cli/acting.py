@@ -70,7 +70,7 @@ def take_env_options(arguments: Sequence[str], program: str) -> tuple[list[str],
 class Acting(InEnvironment):
     """Somebody who acts in it."""
 
-    task: str | None = None
+    task: Annotated[str | None, tyro.conf.arg(metavar="TASK")] = None
     """One task only (default: all of them in turn)."""
     seed: int = 0
     """Decides every start, and all that is random after it."""
@@ -83,18 +83,16 @@ class Acting(InEnvironment):
     robot: Annotated[str | None, tyro.conf.arg(metavar="NAME|FILE")] = None
     """Robot preset or JSON file, if the policy was trained for another than the environment's own."""
     asset_id: Annotated[str | None, tyro.conf.arg(metavar="ID")] = None
-    """Which normalisation statistics of the checkpoint to use, where it has several."""
+    """Which normalisation statistics of the checkpoint to use, where it has several; `none` if it was trained without."""
     expert: ExpertConfig = field(default_factory=ExpertConfig)
     """How the scripted expert errs."""
 
-    def check(self, policies: Sequence[str], *, timeout: float = 1.0, **counts: int) -> None:
+    def check(self, policies: Sequence[str], **counts: int) -> None:
         """Refuse, before anything is started, what cannot work."""
         counts |= {"execute-steps": self.execute_steps, "num-steps": self.num_steps}
         for name, value in counts.items():
             if value < 1:
                 raise UserError(f"--{name} should be at least 1; it is {value}.")
-        if not 0 < timeout < math.inf:
-            raise UserError(f"--timeout should be a number of seconds above 0; it is {timeout:g}.")
         if self.seed < 0:
             raise UserError(f"--seed should be zero or more; it is {self.seed}.")
         checkpoints = [policy for policy in policies if policy != EXPERT]
@@ -148,6 +146,28 @@ class Acting(InEnvironment):
             "task": self.task,
             "seed": self.seed,
         }
+
+
+@dataclass(frozen=True, kw_only=True)
+class ActingInMany(Acting):
+    """Somebody who acts in several environments at a time."""
+
+    envs: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None
+    """Environments that run at the same time (default: 16, or the number of cores where each needs a process)."""
+    timeout: float = 120.0
+    """Seconds after which an environment that does not answer is given up."""
+
+    def check(self, policies: Sequence[str], **counts: int) -> None:
+        """Refuse, before anything is started, what cannot work."""
+        super().check(policies, **counts, **({} if self.envs is None else {"envs": self.envs}))
+        if not 0 < self.timeout < math.inf:
+            raise UserError(f"--timeout should be a number of seconds above 0; it is {self.timeout:g}.")
+
+    def at_a_time(self) -> int:
+        """How many environments run at the same time."""
+        from pirl.envs.pools import default_size
+
+        return default_size(self.env_config()) if self.envs is None else self.envs
 
 
 def check_writable(file: Path) -> None:

@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
-from pirl.cli.acting import EXPERT, Acting, progress
+from pirl.cli.acting import EXPERT, ActingInMany, progress
 from pirl.cli.console import facts, show
 
 if TYPE_CHECKING:
     from pirl.envs.collecting import CollectionLog
 
 
-@dataclass(frozen=True)
-class Collect(Acting):
+@dataclass(frozen=True, kw_only=True)
+class Collect(ActingInMany):
     """Let the scripted expert or a policy act, and write what happens as a LeRobot dataset.
 
     Rewards, success, and whether an episode ended or ran out of time are written with it. A run that was stopped goes
@@ -35,33 +35,32 @@ class Collect(Acting):
     """Pictures as video, or each as a PNG inside the data files."""
     codec: Literal["h264", "libsvtav1"] = "h264"
     """Of videos."""
-    envs: int = 16
-    """Environments that run at the same time."""
-    timeout: float = 120.0
-    """Seconds after which an environment that does not answer is given up."""
+    seed: int = 1000
+    """Decides every start, and all that is random after it; `pirl eval` begins at 0, so that it measures elsewhere."""
     resume: bool = False
     """Go on with the dataset in the directory."""
 
     def run(self) -> int:
         """Do it; the return value is the exit code."""
-        self.check([self.policy], timeout=self.timeout, episodes=self.episodes, envs=self.envs)
+        self.check([self.policy], episodes=self.episodes)
         from pirl.envs.collecting import DatasetFormat, collect, open_log
         from pirl.envs.pools import open_pool
         from pirl.envs.rollouts import make_starts
 
+        envs = self.at_a_time()
         dataset_format = DatasetFormat(self.version, self.storage, self.codec)
         settings = self.settings(self.policy) | asdict(dataset_format)
         if self.policy != EXPERT:
-            settings["envs"] = self.envs  # gives the size of batches, which decides how a policy rounds
+            settings["envs"] = envs  # gives the size of batches, which decides how a policy rounds
         log = open_log(self.out, settings, resume=self.resume)
         if log.complete and len(log.episodes) >= self.episodes:
             print(f"all {self.episodes} episodes are in {self.out} already")
             self._report(log, seconds=0.0)
             return 0
         done, begun = len(log.episodes), time.monotonic()
-        with open_pool(self.env_config(), min(self.envs, self.episodes), timeout=self.timeout) as pool:
+        with open_pool(self.env_config(), min(envs, self.episodes), timeout=self.timeout) as pool:
             starts = make_starts(pool.description, self.episodes, self.seed, self.task)
-            actor = self.actor(self.policy, pool.description, math.ceil(self.envs / pool.groups))
+            actor = self.actor(self.policy, pool.description, math.ceil(envs / pool.groups))
             if done:
                 print(f"{done} of {self.episodes} episodes are there; going on")
             with progress(max(0, self.episodes - done), f"collecting in {self.env}") as advance:

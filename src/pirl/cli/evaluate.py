@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-from pirl.cli.acting import Acting, check_writable, progress
+from pirl.cli.acting import ActingInMany, check_writable, progress
 from pirl.cli.console import show
 from pirl.errors import UserError
 
@@ -20,7 +20,7 @@ FILMED = 16
 
 
 @dataclass(frozen=True)
-class Evaluate(Acting):
+class Evaluate(ActingInMany):
     """Measure how often a policy succeeds, with a 95 % interval; with two, whether they differ.
 
     Both are given the same starts, and compared start by start. The same seed gives the same episodes again. Episodes
@@ -33,19 +33,15 @@ class Evaluate(Acting):
     """Another one to compare it with."""
     episodes: int = 200
     """Episodes for each."""
-    envs: int = 16
-    """Environments that run at the same time."""
-    timeout: float = 120.0
-    """Seconds after which an environment that does not answer is given up."""
-    json: Path | None = None
+    json: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
     """Write everything to this file as JSON."""
-    video: Path | None = None
+    video: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
     """Write a film (.mp4, .gif or .png) of the first 16 episodes side by side; of two policies, pairs of tiles."""
 
     def run(self) -> int:
         """Do it; the return value is the exit code."""
         policies = [self.checkpoint] if self.other is None else [self.checkpoint, self.other]
-        self.check(policies, timeout=self.timeout, episodes=self.episodes, envs=self.envs)
+        self.check(policies, episodes=self.episodes)
         for file in filter(None, (self.json, self.video)):
             check_writable(file)
         if self.video is not None:
@@ -86,21 +82,21 @@ class Evaluate(Acting):
         from pirl.envs.pools import open_pool
         from pirl.envs.rollouts import make_starts
 
-        evaluations = []
-        with open_pool(self.env_config(), min(self.envs, self.episodes), timeout=self.timeout) as pool:
+        evaluations, envs = [], self.at_a_time()
+        with open_pool(self.env_config(), min(envs, self.episodes), timeout=self.timeout) as pool:
             if self.video is not None and not pool.description.robot.cameras:
                 raise UserError(f"{pool.description.name} has no camera, so there is nothing for --video to film.")
             starts = make_starts(pool.description, self.episodes, self.seed, self.task)
             for policy in policies:
                 # Batches of one size whatever the number of episodes: another one would round differently.
-                actor = self.actor(policy, pool.description, math.ceil(self.envs / pool.groups))
+                actor = self.actor(policy, pool.description, math.ceil(envs / pool.groups))
                 with progress(self.episodes, policy) as advance:
                     evaluation = evaluate(
                         pool,
                         actor,
                         starts,
                         execute_steps=self.execute_steps,
-                        settings=self.settings(policy) | {"episodes": self.episodes, "envs": self.envs},
+                        settings=self.settings(policy) | {"episodes": self.episodes, "envs": envs},
                         films=FILMED if self.video is not None else 0,
                         on_episode=advance,
                     )

@@ -57,13 +57,17 @@ class EpisodeResult:
 
 @dataclass(frozen=True)
 class Summary:
-    """What the episodes of one task, or all of them, come to. Lost ones are counted, but in no rate and no mean."""
+    """What the episodes of one task, or all of them, come to.
+
+    Lost ones are in no mean, and in one rate only: the policy may have had its part in losing them.
+    """
 
     episodes: int
     finished: int
     lost: int
     successes: int
     rate: float | None
+    rate_if_lost_failed: float
     interval: tuple[float, float]
     mean_return: float | None
     mean_length: float | None
@@ -80,6 +84,7 @@ class Summary:
             lost=len(results) - len(finished),
             successes=len(successes),
             rate=len(successes) / len(finished) if finished else None,
+            rate_if_lost_failed=len(successes) / max(1, len(results)),
             interval=wilson(len(successes), len(finished)),
             mean_return=_mean(result.episode_return for result in finished),
             mean_length=_mean(result.length for result in finished),
@@ -87,9 +92,9 @@ class Summary:
         )
 
     def __str__(self) -> str:
-        lost = f", {self.lost} lost" if self.lost else ""
         if self.rate is None:
-            return f"no episode was finished{lost}"
+            return f"no episode was finished, {self.lost} lost"
+        lost = f", {self.lost} lost ({100 * self.rate_if_lost_failed:.1f} % if these failed)" if self.lost else ""
         low, high = self.interval
         return (
             f"success {100 * self.rate:.1f} % [{100 * low:.1f}, {100 * high:.1f}], "

@@ -142,7 +142,10 @@ def check_policy(
     for key, claimed in (("state", robot.state_dim), ("actions", robot.action_dim)):
         _check_width(key, claimed, f"the robot {robot.name!r}", given[key], name)
         if given[key] > config.action_dim:
-            raise ConfigError(f"the policy has room for {config.action_dim} {key}; {name} has {given[key]}.")
+            raise ConfigError(
+                f"the policy takes {config.action_dim} numbers of {key} at most; {name} has {given[key]}. It needs a "
+                f"policy with action_dim >= {given[key]}."
+            )
         if statistics is not None:
             if key not in statistics:
                 raise ConfigError(f"the policy has no statistics of {key!r}, only of {', '.join(statistics)}.")
@@ -152,8 +155,8 @@ def check_policy(
 def _check_width(key: str, claimed: int | None, who: str, given: int, env: str) -> None:
     if claimed not in (None, given):
         raise ConfigError(
-            f"{who} says that {key} has {claimed} dimensions; in {env} there are {given}: the policy was trained for "
-            "another robot."
+            f"{key} has {claimed} dimensions according to {who}; in {env} there are {given}: the policy was trained "
+            "for another robot."
         )
 
 

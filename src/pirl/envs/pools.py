@@ -1,5 +1,6 @@
 """Many environments at once: each slot of a pool is started, told actions to execute, and waited for."""
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from types import TracebackType
@@ -90,6 +91,13 @@ class EnvPool(Protocol):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None: ...
+
+
+def default_size(config: EnvConfig) -> int:
+    """How many environments at a time are sensible: where each is a process, no more than there are cores."""
+    env_class, _ = find_env_class(config)
+    most = 16
+    return most if hasattr(env_class, "make_pool") else min(most, os.cpu_count() or 1)
 
 
 def open_pool(config: EnvConfig, size: int, *, timeout: float = 120.0) -> EnvPool:

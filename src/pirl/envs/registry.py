@@ -61,14 +61,13 @@ def make_env(config: EnvConfig) -> RobotEnv:
     # Checked by the adapter, which says more to its author; and its limit goes before the registered one.
     settings: dict[str, Any] = {"disable_env_checker": True, "max_episode_steps": env_class.max_steps} | options
     try:
-        env = gymnasium.make(config.id, **settings)
+        return env_class(gymnasium.make(config.id, **settings))
     except UserError:
         raise
     except TypeError as error:
         raise ConfigError(f"{config.id} does not take these options: {error}.") from error
     except Exception as error:
         raise EnvError(f"{config.id} could not be made: {type(error).__name__}: {error}") from error
-    return env_class(env)
 
 
 def find_env_class(config: EnvConfig) -> tuple[type[RobotEnv], dict[str, Any]]:

@@ -147,7 +147,10 @@ class MetadataV30(MetadataWriter):
         self._rows, self._stats = self._schema.empty_table(), {}
         for first in range(0, episodes, self.episodes_per_file):
             self._rows = self._read_rows(first, min(episodes - first, self.episodes_per_file))
-            self._add_stats({name: _stacked_stats(self._rows, name, f) for name, f in self.features.items()})
+            stats = {name: _stacked_stats(self._rows, name, f) for name, f in self.features.items()}
+            # One by one, as they came: sums in another order would round differently.
+            for row in range(len(self._rows)):
+                self._add_stats({n: {k: v[row : row + 1] for k, v in entry.items()} for n, entry in stats.items()})
         texts = pq.read_table(self.root / "meta/tasks.parquet")["task"].to_pylist()[:tasks] if tasks else []
         if episodes % self.episodes_per_file == 0:
             self._rows = self._schema.empty_table()
