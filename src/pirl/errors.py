@@ -1,5 +1,8 @@
 """The errors pirl raises about what it was given: each says what is wrong, where, and what to do about it."""
 
+import difflib
+from collections.abc import Iterable
+
 
 class UserError(ValueError):
     """Bad input: the command line prints its message without a traceback and exits with code 2."""
@@ -23,3 +26,9 @@ class DataError(UserError):
 
 class EnvError(UserError):
     """An environment that fails: it cannot be started, raises, or says what it should not."""
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """The nearest of the known names, as a question with a space behind it, or nothing."""
+    near = difflib.get_close_matches(name, list(known), n=1)
+    return f"Did you mean {near[0]}? " if near else ""

@@ -133,7 +133,7 @@ def test_checks_end_with_zero_or_one(run, checkpoint, tmp_path):
         (["nowhere"], "does not exist"),
         (["policy", "--chek"], "Did you mean --check?"),
         (["--chek", "policy", "policy"], "Did you mean --check?"),
-        (["policy", "out", "--model", "pi0base"], "Did you mean 'pi0_base'"),
+        (["policy", "out", "--model", "pi0base"], "Did you mean pi0_base"),
         (["policy", "out", "--merge-lora"], "no LoRA weights"),
         (["policy", "out", "--model", "tiny"], "leave --model out"),
         (["policy", "policy", "--overwrite"], "the checkpoint itself"),

@@ -189,7 +189,7 @@ def test_a_mistyped_command_is_named(run, arguments, message):
         (["check", "{root}", "--rewrd", "raw"], "--reward"),
         (["info", "nowhere"], "nowhere"),
         (["info", "some/name"], "some/name"),
-        (["stats", "{root}", "--robot", "alhoa", "--horizon", "5"], "'aloha'"),
+        (["stats", "{root}", "--robot", "alhoa", "--horizon", "5"], "Did you mean aloha?"),
         (["stats", "{root}", "--robot", "absent.json", "--horizon", "5"], "absent.json"),
         (["stats", "{root}", "--robot", "aloha", "--horizon", "5"], "14"),
         (["stats", "{root}", "--robot", "libero", "--horizon", "0"], "--horizon"),

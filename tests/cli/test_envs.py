@@ -80,7 +80,7 @@ def test_a_policy_can_be_watched(call, policy):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["show", "tabeltop"], "Did you mean 'tabletop'?"),
+        (["show", "tabeltop"], "Did you mean tabletop?"),
         (["show", "CartPole-v1"], "EnvAdapter"),
         (["play", "--render", "avi"], "avi"),
         (["play", "--render", "gif", "--out", "a.mp4"], "--render gif does not fit --out a.mp4"),

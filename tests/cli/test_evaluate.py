@@ -75,9 +75,9 @@ def test_a_policy_is_compared_with_the_expert_start_by_start(call, policy):
     [
         (["nowhere"], "nowhere is no checkpoint directory; the scripted expert is called 'expert'"),
         (["expert", "nowhere"], "nowhere is no checkpoint directory"),
-        (["expert", "--env", "tabeltop"], "Did you mean 'tabletop'?"),
-        (["expert", "--env.id=tabeltop"], "Did you mean 'tabletop'?"),
-        (["expert", "--env.objcts", "3"], "tabletop has no option 'objcts'. Did you mean 'objects'?"),
+        (["expert", "--env", "tabeltop"], "Did you mean tabletop?"),
+        (["expert", "--env.id=tabeltop"], "Did you mean tabletop?"),
+        (["expert", "--env.objcts", "3"], "tabletop has no option 'objcts'. Did you mean objects?"),
         (["expert", "--env.objects", "many"], "objects should be a whole number; it is 'many'"),
         (["expert", "--env.objects"], "--env.objects needs a value"),
         (["expert", "--env.objects", "--episodes", "3"], "--env.objects needs a value"),

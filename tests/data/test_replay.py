@@ -32,7 +32,8 @@ from pirl.errors import ConfigError, DataError
 from pirl.models import Tokenizer, get_model_config
 
 SIZE = (14, 14)
-MODEL = dataclasses.replace(get_model_config("tiny"), image_resolution=SIZE)
+_TINY = get_model_config("tiny")
+MODEL = dataclasses.replace(_TINY, image_resolution=SIZE, vision=dataclasses.replace(_TINY.vision, patch_size=SIZE))
 ROBOT = Robot(
     "arm",
     cameras={"base_0_rgb": "front", "left_wrist_0_rgb": "wrist"},

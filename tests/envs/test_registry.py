@@ -33,7 +33,7 @@ def test_texts_become_what_the_constructor_wants() -> None:
 @pytest.mark.parametrize(
     ("options", "complaint"),
     [
-        ({"sise": 3}, r"no option 'sise'. Did you mean 'size'\? It has size, speed, colour, shy, slow, names, limit\."),
+        ({"sise": 3}, r"no option 'sise'. Did you mean size\? It has size, speed, colour, shy, slow, names, limit\."),
         ({"size": "3.5"}, r"size should be a whole number; it is '3\.5'\."),
         ({"size": True}, r"size should be a whole number; it is True\."),
         ({"size": 3.0}, r"size should be a whole number"),
@@ -60,8 +60,8 @@ def test_options_are_told_with_their_help() -> None:
 @pytest.mark.parametrize(
     ("name", "complaint"),
     [
-        ("tabletpo", r"no environment is named 'tabletpo'. Did you mean 'tabletop'\? pirl has tabletop, aloha"),
-        ("pirl/Tabletop-v3", r"no environment 'pirl/Tabletop-v3' is registered .* Did you mean 'pirl/Tabletop-v0'\?"),
+        ("tabletpo", r"no environment is named 'tabletpo'. Did you mean tabletop\? pirl has tabletop, aloha"),
+        ("pirl/Tabletop-v3", r"no environment 'pirl/Tabletop-v3' is registered .* Did you mean pirl/Tabletop-v0\?"),
         ("CartPole-v1", r"CartPole-v1 is an environment .* --env\.adapter"),
         ("nobody/Nothing-v0", r"Install the package .* as in my_package:nobody/Nothing-v0"),
         ("no_such_module:x/Y-v0", r"needs the module no_such_module, which cannot be imported"),
@@ -130,7 +130,7 @@ def test_options_of_a_foreign_environment_are_literals_where_they_are_ones(adapt
     ("name", "complaint"),
     [
         ("pole_adapter", "an adapter is named as module:Class"),
-        ("{file}:Poel", r"has no class 'Poel'. Did you mean 'Pole'\?"),
+        ("{file}:Poel", r"has no class 'Poel'. Did you mean Pole\?"),
         ("{file}:NoAdapter", "should be a subclass of pirl.envs.EnvAdapter"),
         ("absent.py:Pole", "there is no adapter file"),
         ("no_such_module:Pole", "needs the module no_such_module"),

@@ -65,7 +65,7 @@ def test_a_description_survives_json(name):
 
 
 def test_an_unknown_preset_is_answered_with_the_nearest():
-    with pytest.raises(ConfigError, match="Did you mean 'pi05_base'"):
+    with pytest.raises(ConfigError, match="Did you mean pi05_base"):
         get_model_config("pi05base")
 
 

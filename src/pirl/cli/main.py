@@ -2,13 +2,12 @@
 
 import contextlib
 import dataclasses
-import difflib
 import io
 import itertools
 import logging
 import os
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NoReturn
 
 import tyro
@@ -20,7 +19,7 @@ from pirl.cli.convert import Convert
 from pirl.cli.data import DATA_COMMANDS
 from pirl.cli.envs import ENVS_COMMANDS
 from pirl.cli.evaluate import Evaluate
-from pirl.errors import UserError
+from pirl.errors import UserError, did_you_mean
 
 # A subcommand is a dataclass of its options with a `run` that returns the exit code, or a group of such subcommands.
 COMMANDS: dict[str, Any] = {
@@ -69,7 +68,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 def _parse(arguments: Sequence[str], commands: dict[str, Any] = COMMANDS, program: str = "pirl") -> Any:
     if arguments and not arguments[0].startswith("-") and arguments[0] not in commands:
         raise UserError(
-            f"{program} has no command {arguments[0]}. {_near(arguments[0], commands)}See {program} --help."
+            f"{program} has no command {arguments[0]}. {did_you_mean(arguments[0], commands)}See {program} --help."
         )
     command = commands.get(arguments[0]) if arguments else None
     if isinstance(command, dict):
@@ -121,7 +120,7 @@ def _reject_unknown_flags(arguments: Sequence[str], command: Any, program: str) 
     options = itertools.takewhile(lambda argument: argument != "--", arguments)
     for flag in (argument.split("=")[0].replace("_", "-") for argument in options if argument.startswith("--")):
         if flag not in known:
-            raise UserError(f"{program} has no option {flag}. {_near(flag, known)}See {program} --help.")
+            raise UserError(f"{program} has no option {flag}. {did_you_mean(flag, known)}See {program} --help.")
 
 
 def _flags(command: Any, prefix: str = "--") -> Iterator[str]:
@@ -136,11 +135,6 @@ def _flags(command: Any, prefix: str = "--") -> Iterator[str]:
 
 def _takes_env_options(command: Any) -> bool:
     return any(field.name == "env_options" for field in dataclasses.fields(command))
-
-
-def _near(word: str, known: Iterable[str]) -> str:
-    near = difflib.get_close_matches(word, known, n=1)
-    return f"Did you mean {near[0]}? " if near else ""
 
 
 if __name__ == "__main__":

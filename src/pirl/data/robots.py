@@ -1,7 +1,6 @@
 """How a robot's dataset and a policy fit together: which columns and cameras go where, and what its numbers mean."""
 
 import dataclasses
-import difflib
 import json
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
@@ -9,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from pirl.data.transforms import ALOHA_DIM, AlohaJoints, DeltaActions, Pipeline, make_mask
-from pirl.errors import ConfigError
+from pirl.errors import ConfigError, did_you_mean
 
 Adapt = Literal["none", "aloha"]
 
@@ -171,6 +170,8 @@ _PRESETS: dict[str, Robot] = {
         dataclasses.replace(_LIBERO, name="libero_delta", delta=(6, -1)),
         # DROID in LeRobot form with joint velocities, for pi0_droid, pi05_droid and fine-tunes of them.
         _DROID,
+        # DROID with joint positions as actions, as in OpenPI's training on the full dataset.
+        dataclasses.replace(_DROID, name="droid_joint_position", delta=(7, -1)),
         # The embedded tabletop, through its two cameras, and by the true places of things.
         Robot(
             name="tabletop",
@@ -197,8 +198,6 @@ _PRESETS: dict[str, Robot] = {
             state_dim=4,
             action_dim=4,
         ),
-        # DROID with joint positions as actions, as in OpenPI's training on the full dataset.
-        dataclasses.replace(_DROID, name="droid_joint_position", delta=(7, -1)),
     )
 }
 
@@ -230,5 +229,4 @@ def load_robot(name: str) -> Robot:
 
 
 def _nearest(name: str, known: Collection[str]) -> str:
-    near = difflib.get_close_matches(name, known, n=1)
-    return (f"Did you mean {near[0]!r}? " if near else "") + f"Known: {', '.join(known)}."
+    return f"{did_you_mean(name, known)}Known: {', '.join(known)}."

@@ -1,14 +1,13 @@
 """The options of an environment: what its constructor takes, read from its signature and explained in its docstring."""
 
-import difflib
 import inspect
 import re
 import types
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from pirl.errors import ConfigError
+from pirl.errors import ConfigError, did_you_mean
 
 _BOOLS = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
 
@@ -45,12 +44,6 @@ def convert_options(where: str, env_class: type, options: Mapping[str, Any]) -> 
         except ValueError:
             raise ConfigError(f"{where}: {name} should be {_kind(hints[name])}; it is {value!r:.80}.") from None
     return converted
-
-
-def did_you_mean(name: str, known: Collection[str]) -> str:
-    """The nearest of the known names, as a question, or nothing."""
-    near = difflib.get_close_matches(name, known, n=1)
-    return f"Did you mean {near[0]!r}? " if near else ""
 
 
 def _parameters(env_class: type) -> dict[str, inspect.Parameter]:

@@ -13,8 +13,7 @@ from jaxtyping import Float, Float32, UInt32
 from pirl.data.policy_io import PolicyIO
 from pirl.data.robots import Robot, load_robot
 from pirl.envs.base import EnvDescription, EnvObservation
-from pirl.envs.options import did_you_mean
-from pirl.errors import CheckpointError, ConfigError
+from pirl.errors import CheckpointError, ConfigError, did_you_mean
 from pirl.interop import Checkpoint, NormStats, load_policy, open_checkpoint, resolve_config
 from pirl.models import Observation, Pi0, Pi0Config, Tokenizer
 from pirl.models.types import Array

@@ -18,8 +18,8 @@ from gymnasium.envs.registration import EnvSpec, load_env_creator
 from pirl.envs.adapter import EnvAdapter
 from pirl.envs.base import RobotEnv
 from pirl.envs.known import KNOWN, KnownEnv
-from pirl.envs.options import EnvOption, convert_options, did_you_mean, list_options
-from pirl.errors import ConfigError, EnvError, UserError
+from pirl.envs.options import EnvOption, convert_options, list_options
+from pirl.errors import ConfigError, EnvError, UserError, did_you_mean
 
 
 @dataclass(frozen=True)

@@ -10,10 +10,9 @@ from pirl.data.replay_episodes import Episode
 from pirl.data.robots import Robot
 from pirl.envs.base import EnvDescription, EnvObservation, EnvState, Start
 from pirl.envs.experts import ExpertConfig
-from pirl.envs.options import did_you_mean
 from pirl.envs.planner import Planner
 from pirl.envs.pools import EnvPool, Lost, Segment, Started
-from pirl.errors import ConfigError, EnvError
+from pirl.errors import ConfigError, EnvError, did_you_mean
 
 # So many episodes may be lost while nothing has come of any.
 _PATIENCE = 3

@@ -1,12 +1,11 @@
 """The sizes of a π₀ / π₀.₅ policy, and the named presets from a laptop model to the released ones."""
 
 import dataclasses
-import difflib
 import re
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar, get_args
 
-from pirl.errors import ConfigError
+from pirl.errors import ConfigError, did_you_mean
 
 _Part = TypeVar("_Part")
 DType = Literal["float32", "bfloat16"]
@@ -266,6 +265,4 @@ def get_model_config(name: str) -> Pi0Config:
     """The preset of that name; an unknown one is answered with the nearest."""
     if name in _PRESETS:
         return _PRESETS[name]
-    near = difflib.get_close_matches(name, _PRESETS, n=1)
-    hint = f"Did you mean {near[0]!r}? " if near else ""
-    raise ConfigError(f"no model preset is named {name!r}. {hint}Known: {', '.join(_PRESETS)}.")
+    raise ConfigError(f"no model preset is named {name!r}. {did_you_mean(name, _PRESETS)}Known: {', '.join(_PRESETS)}.")

@@ -1,8 +1,6 @@
 """The fifty tasks of Meta-World: their names, as the package has them, and what to say to a policy."""
 
-import difflib
-
-from pirl.errors import ConfigError
+from pirl.errors import ConfigError, did_you_mean
 
 PROMPTS: dict[str, str] = {
     "assembly-v3": "pick up the ring by its handle and put it over the peg",
@@ -81,9 +79,8 @@ def choose_tasks(text: str) -> tuple[str, ...]:
     for name in filter(None, (part.strip().lower() for part in text.split(","))):
         full = name if name in PROMPTS else f"{name}-v3"
         if name not in GROUPS and full not in PROMPTS:
-            near = difflib.get_close_matches(name, [*PROMPTS, *GROUPS], n=3)
-            hint = f"Did you mean {' or '.join(near)}?" if near else f"It has {', '.join(PROMPTS)}."
-            raise ConfigError(f"Meta-World has no task {name!r}. {hint} (mt10 and all name several.)")
+            hint = did_you_mean(name, [*PROMPTS, *GROUPS]) or f"It has {', '.join(PROMPTS)}. "
+            raise ConfigError(f"Meta-World has no task {name!r}. {hint}mt10 and all name several.")
         chosen |= dict.fromkeys(GROUPS.get(name, (full,)))
     if not chosen:
         raise ConfigError(f"tasks = {text!r} names no task; try reach-v3, or mt10, or all.")
