@@ -1,5 +1,8 @@
 """The examples work: an environment of somebody else's runs through its adapter."""
 
+import re
+import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -63,15 +66,15 @@ def test_experts_roll_out_in_worker_processes_and_flaws_make_some_fail(env: Robo
     assert all(rollout.truncated and len(rollout) == 60 for rollout in flawed if not rollout.success)
 
 
-def test_the_readmes_command_writes_a_dataset(tmp_path: Path) -> None:
-    command = ["collect", "--env.id", CONFIG.id, "--env.adapter", str(CONFIG.adapter), "--policy", "expert"]
-    flaws = ["--expert.aim-bias", "0.1", "--expert.flawed", "0.5"]
-    done = subprocess.run(
-        [sys.executable, "-m", "pirl.cli.main", *command, *flaws, "--episodes", "3", "--out", str(tmp_path / "data")],
-        cwd=CUSTOM_ENV,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert (tmp_path / "data" / "meta" / "info.json").is_file()
+def test_the_readmes_commands_work(tmp_path: Path) -> None:
+    work = shutil.copytree(CUSTOM_ENV, tmp_path / "custom_env", ignore=shutil.ignore_patterns("__pycache__", "data"))
+    (block,) = re.findall(r"```bash\n(.*?)```", (work / "README.md").read_text(), re.DOTALL)
+    lines = block.replace("\\\n", " ").splitlines()
+    commands = [shlex.split(line) for line in lines if line and not line.startswith("#")]
+    assert [command[:2] for command in commands] == [["pirl", "envs"], ["pirl", "collect"], ["pirl", "eval"]]
+    for _, *arguments in commands:
+        program = [sys.executable, "-m", "pirl.cli.main", *arguments]
+        done = subprocess.run(program, cwd=work, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+    assert "100.0 %" in done.stdout
+    assert (work / "data" / "point_reach" / "meta" / "info.json").is_file()
