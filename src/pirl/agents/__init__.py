@@ -1,0 +1,21 @@
+"""What is learned: behaviour cloning and ACRLPD, one file each. Each name is loaded when it is used."""
+
+from typing import TYPE_CHECKING
+
+from pirl.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from pirl.agents.acrlpd import ACRLPDAgent, ACRLPDConfig, TemperatureConfig
+    from pirl.agents.base import Agent, Metrics
+    from pirl.agents.bc import BCAgent, BCConfig
+    from pirl.agents.optimisers import OptimiserConfig
+
+__getattr__, __dir__, __all__ = lazy_names(
+    __name__,
+    {
+        "acrlpd": ("ACRLPDAgent", "ACRLPDConfig", "TemperatureConfig"),
+        "base": ("Agent", "Metrics"),
+        "bc": ("BCAgent", "BCConfig"),
+        "optimisers": ("OptimiserConfig",),
+    },
+)

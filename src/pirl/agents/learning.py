@@ -1,0 +1,157 @@
+"""What every learner does with a policy: hold its parameters, move them by gradients, average them, weigh flow losses."""
+
+import functools
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from jaxtyping import Float, PRNGKeyArray
+
+from pirl.agents.base import Metrics
+from pirl.agents.optimisers import OptimiserConfig
+from pirl.data.chunks import ChunkBatch
+from pirl.errors import ConfigError
+from pirl.models.config import Pi0Config
+from pirl.models.observation import Observation, preprocess
+from pirl.models.parameters import get_parameters, set_parameters
+from pirl.models.pi0 import Pi0, abstract_model, sample_time
+from pirl.models.types import Array
+
+Parameters = dict[str, Any]
+
+# What can be frozen by name; anything else is a regular expression on '/'-joined parameter paths.
+FREEZABLE = {
+    "vision": r"PaliGemma/img/.*",
+    # The layers of the action expert carry the suffix _1.
+    "language": r"PaliGemma/llm/(?!.*_1(/|$)).*",
+}
+
+
+@functools.lru_cache(maxsize=8)
+def _shapes(model: Pi0Config) -> Pi0:
+    return abstract_model(model)
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class LearnedPolicy:
+    """A policy on its way: the parameters that learn and those that do not, their running average, the optimiser."""
+
+    trainable: Parameters
+    frozen: Parameters
+    average: Parameters | None
+    moments: Any
+    model: Pi0Config = field(metadata={"static": True})
+    optimiser: OptimiserConfig = field(metadata={"static": True})
+    ema_decay: float | None = field(metadata={"static": True})
+
+    @classmethod
+    def create(
+        cls, policy: Pi0, optimiser: OptimiserConfig, ema_decay: float | None, freeze: tuple[str, ...] = ()
+    ) -> "LearnedPolicy":
+        """Begin with a policy. Frozen parameters are kept in bfloat16, as OpenPI keeps them."""
+        model, parameters = policy.config, get_parameters(policy)
+        is_frozen = {path: model.is_frozen(path) or matches_any(path, freeze) for path in parameters}
+        if all(is_frozen.values()):
+            raise ConfigError(f"freeze = {freeze} leaves no parameter of the policy to learn.")
+        # Copies: what a caller hands in may be donated, and the average must not share buffers with the parameters.
+        trainable = {path: jnp.copy(leaf) for path, leaf in parameters.items() if not is_frozen[path]}
+        return cls(
+            trainable=trainable,
+            frozen={path: leaf.astype(jnp.bfloat16) for path, leaf in parameters.items() if is_frozen[path]},
+            average=None if ema_decay is None else jax.tree.map(jnp.copy, trainable),
+            moments=optimiser.make().init(trainable),
+            model=model,
+            optimiser=optimiser,
+            ema_decay=ema_decay,
+        )
+
+    def build(self, trainable: Parameters | None = None) -> Pi0:
+        """The policy with the current parameters, or with others in the place of those that learn."""
+        trainable = self.trainable if trainable is None else trainable
+        return set_parameters(_shapes(self.model), {**self.frozen, **trainable})
+
+    def averaged(self) -> Pi0:
+        """The policy with the averaged parameters: the one that acts and is exported."""
+        return self.build(self.average)
+
+    def apply(self, gradients: Parameters) -> tuple["LearnedPolicy", Metrics]:
+        """One step of the optimiser and of the average."""
+        count = _update_count(self.moments)
+        changes, moments = self.optimiser.make().update(gradients, self.moments, self.trainable)
+        trainable = optax.apply_updates(self.trainable, changes)
+        average = None if self.average is None else move_average(self.average, trainable, self.ema_decay)
+        metrics = {
+            "grad_norm/policy": optax.global_norm(gradients),
+            "param_norm/policy": optax.global_norm(
+                {path: leaf for path, leaf in trainable.items() if _is_kernel(path, leaf)}
+            ),
+            "lr/policy": jnp.asarray(self.optimiser.learning_rate()(count), jnp.float32),
+        }
+        return replace(self, trainable=trainable, average=average, moments=moments), metrics
+
+
+def matches_any(path: str, freeze: tuple[str, ...]) -> bool:
+    """Whether a parameter is among those named, or matched, by `freeze`."""
+    return any(re.fullmatch(FREEZABLE.get(pattern, pattern), path) for pattern in freeze)
+
+
+def move_average(average: Parameters, new: Parameters, decay: float | None) -> Parameters:
+    """decay · average + (1 − decay) · new."""
+    assert decay is not None
+    return jax.tree.map(lambda old, latest: decay * old + (1 - decay) * latest, average, new)
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class FlowDraw:
+    """A batch with what chance adds to it before the flow loss: augmented pictures, noise, flow times."""
+
+    observations: Observation
+    noise: Float[Array, "b horizon action_dim"]
+    time: Float[Array, " b"]
+
+
+def draw_flow(batch: ChunkBatch, model: Pi0Config, rng: PRNGKeyArray, augment: bool) -> FlowDraw:
+    """Draw for the whole batch at once, from the same keys as OpenPI, so that cutting it up later changes nothing."""
+    augmentation_rng, noise_rng, time_rng = jax.random.split(rng, 3)
+    return FlowDraw(
+        observations=preprocess(batch.observations, model, augmentation_rng if augment else None),
+        noise=jax.random.normal(noise_rng, batch.actions.shape),
+        time=sample_time(time_rng, batch.actions.shape[0]),
+    )
+
+
+def accumulate_gradients(
+    loss: Callable[[Any, Any], tuple[Float[Array, ""], Metrics]], parameters: Any, data: Any, parts: int
+) -> tuple[Any, Metrics]:
+    """Gradients and metrics of a loss over a batch, cut into `parts` that are gone through one after the other.
+
+    The loss of a part is on the scale of the whole batch, so that the mean over parts is the loss of the batch.
+    """
+    gradient = jax.grad(loss, has_aux=True)
+    if parts == 1:
+        return gradient(parameters, data)
+    cut = jax.tree.map(lambda x: x.reshape(parts, x.shape[0] // parts, *x.shape[1:]), data)
+
+    def add(total: Any, part: Any) -> tuple[Any, None]:
+        return jax.tree.map(jnp.add, total, gradient(parameters, part)), None
+
+    shapes = jax.eval_shape(gradient, parameters, jax.tree.map(lambda x: x[0], cut))
+    zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
+    total, _ = jax.lax.scan(add, zeros, cut)
+    return jax.tree.map(lambda x: x / parts, total)
+
+
+def _is_kernel(path: str, leaf: Any) -> bool:
+    """Whether OpenPI counts a parameter in its norm."""
+    return leaf.ndim > 1 and path.split("/")[-1] not in ("bias", "scale", "pos_embedding", "input_embedding")
+
+
+def _update_count(moments: Any) -> Array:
+    """How many updates an optimiser has made; several of its parts count them."""
+    return optax.tree_utils.tree_get_all_with_path(moments, "count")[0][1]
