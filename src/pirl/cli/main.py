@@ -15,20 +15,26 @@ import tyro
 import pirl
 from pirl.cli.acting import take_env_options
 from pirl.cli.collect import Collect
+from pirl.cli.configs import Configs
 from pirl.cli.convert import Convert
 from pirl.cli.data import DATA_COMMANDS
 from pirl.cli.envs import ENVS_COMMANDS
 from pirl.cli.evaluate import Evaluate
+from pirl.cli.train import Train, take_settings
 from pirl.errors import UserError, did_you_mean
 
 # A subcommand is a dataclass of its options with a `run` that returns the exit code, or a group of such subcommands.
 COMMANDS: dict[str, Any] = {
+    "train": Train,
     "eval": Evaluate,
     "collect": Collect,
     "envs": ENVS_COMMANDS,
     "convert": Convert,
     "data": DATA_COMMANDS,
+    "configs": Configs,
 }
+# Options that no parser can know beforehand, by the field that they go to.
+_OPEN_OPTIONS = {"env_options": take_env_options, "settings": take_settings}
 _ABOUT = {
     "pirl": "Reinforcement-learning post-training for π₀-family robot policies.",
     "pirl data": "Look into, check and label LeRobot datasets.",
@@ -73,12 +79,13 @@ def _parse(arguments: Sequence[str], commands: dict[str, Any] = COMMANDS, progra
     command = commands.get(arguments[0]) if arguments else None
     if isinstance(command, dict):
         return _parse(arguments[1:], command, f"{program} {arguments[0]}")
-    env_options: tuple[tuple[str, str], ...] = ()
+    taken: dict[str, tuple[tuple[str, str], ...]] = {}
     if command is not None:
         name = f"{program} {arguments[0]}"
-        if _takes_env_options(command):
-            own, env_options = take_env_options(arguments[1:], name)
-            arguments = [arguments[0], *own]
+        for field in dataclasses.fields(command):
+            if field.name in _OPEN_OPTIONS:
+                own, taken[field.name] = _OPEN_OPTIONS[field.name](arguments[1:], name)
+                arguments = [arguments[0], *own]
         _reject_unknown_flags(arguments[1:], command, name)
     # A group shows up in the list of commands by what it is for; whoever calls it has been led into it above.
     shown = {
@@ -100,7 +107,7 @@ def _parse(arguments: Sequence[str], commands: dict[str, Any] = COMMANDS, progra
             raise refusal from None
         sys.stderr.write(complaint.getvalue())
         raise
-    return dataclasses.replace(parsed, env_options=env_options) if env_options else parsed
+    return dataclasses.replace(parsed, **taken) if any(taken.values()) else parsed
 
 
 def _refusal(error: BaseException | None) -> UserError | None:
@@ -129,12 +136,8 @@ def _flags(command: Any, prefix: str = "--") -> Iterator[str]:
         name = f"{prefix}{field.name.replace('_', '-')}"
         if dataclasses.is_dataclass(field.default_factory):
             yield from _flags(field.default_factory, f"{name}.")
-        elif field.name != "env_options":
+        elif field.name not in _OPEN_OPTIONS:
             yield name
-
-
-def _takes_env_options(command: Any) -> bool:
-    return any(field.name == "env_options" for field in dataclasses.fields(command))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,131 @@
+"""What `pirl train PRESET --help` shows: every option with what it takes, the value it has there, and what it is for."""
+
+import ast
+import dataclasses
+import inspect
+import textwrap
+from collections.abc import Iterator
+from typing import Any, get_args, get_type_hints
+
+from rich.table import Table
+
+from pirl.cli.console import show
+from pirl.cli.train import Train
+from pirl.config import RLTrainConfig
+from pirl.config.values import CHOICES, in_words, to_plain
+from pirl.envs.options import list_options
+from pirl.envs.registry import EnvConfig, find_env_class
+
+# Of an option: how it is given, what it takes, its value, what it is for.
+_Row = tuple[str, str, str, str]
+
+
+def show_options(config: RLTrainConfig, program: str) -> None:
+    """Print all of them, group by group."""
+    print(f"usage: {program} [PRESET] --exp-name NAME [OPTIONS]\n")
+    print(f"{inspect.cleandoc(Train.__doc__ or '')}\n")
+    print("Lists are given with commas between, or as [a, b]; nothing as none.")
+    texts = _explanations(Train)
+    takes = {"exp_name": "text", "config_file": "a path"}
+    own = [
+        (f"--{_dashed(name)}", takes.get(name, ""), "", texts[name])
+        for name in texts
+        if name not in ("preset", "settings")
+    ]
+    _show_group("the run", own)
+    for title, rows in _groups(config, "", "the configuration"):
+        _show_group(title, rows)
+
+
+def _show_group(title: str, rows: list[_Row]) -> None:
+    table = Table(show_header=False, box=None, pad_edge=False)
+    for width in (40, 18, 14):
+        table.add_column(min_width=width, overflow="fold")
+    table.add_column()
+    for row in rows:
+        table.add_row(*row)
+    show("", title, table)
+
+
+def _groups(config: Any, prefix: str, title: str) -> Iterator[tuple[str, list[_Row]]]:
+    """The options of a group, then those of the groups in it."""
+    group = prefix.removesuffix(".")
+    kind, hints, texts = type(config), get_type_hints(type(config)), _explanations(type(config))
+    rows = [_choice(group, config)] if group in CHOICES else []
+    inner = []
+    for field in dataclasses.fields(config):
+        name, value = f"{prefix}{field.name}", getattr(config, field.name)
+        if isinstance(value, EnvConfig) or name == "env":
+            inner.append((f"env: {texts['env']}", _environment(value)))
+        elif dataclasses.is_dataclass(value):
+            inner += _groups(value, f"{name}.", f"{_dashed(name)}: {texts[field.name] or _summary(type(value))}")
+        elif any(dataclasses.is_dataclass(choice) for choice in get_args(hints[field.name])):
+            fields = next(choice for choice in get_args(hints[field.name]) if dataclasses.is_dataclass(choice))
+            rows.append((f"--{_dashed(name)}.…", "a group", "none", f"{_summary(fields)} ({_names(fields)})"))
+        else:
+            rows.append((f"--{_dashed(name)}", in_words(hints[field.name]), _shown(value), texts[field.name]))
+    # Where fields are not explained one by one, their class explains them together.
+    about = inspect.cleandoc(kind.__doc__ or "")
+    together = "" if any(texts.values()) or about in title else f"\n{textwrap.indent(about, '  ')}"
+    yield f"{title}{together}", rows
+    yield from inner
+
+
+def _choice(group: str, config: Any) -> _Row:
+    plain = to_plain(config)
+    text = "Begin with another model: a preset." if group == "model" else "Choose another learner, with its defaults."
+    return f"--{group}.{CHOICES[group]}", "text", plain.get(CHOICES[group], ""), text
+
+
+def _environment(env: EnvConfig | None) -> list[_Row]:
+    rows = [
+        ("--env.id", "text or none", "none" if env is None else env.id, "Name of the environment (pirl envs list)."),
+        ("--env.adapter", "text or none", _shown(env and env.adapter), "Your adapter of a foreign one: MODULE:CLASS."),
+    ]
+    if env is not None and env.adapter is None:
+        for option in list_options(find_env_class(env)[0]):
+            value = env.options.get(option.name, option.default)
+            rows.append((f"--env.{_dashed(option.name)}", option.kind, _shown(value), option.help))
+    return rows
+
+
+def _explanations(kind: Any) -> dict[str, str]:
+    """What stands below each field of a dataclass as a string, or directly above it as a comment."""
+    source = textwrap.dedent(inspect.getsource(kind))
+    lines, body = source.splitlines(), ast.parse(source).body[0].body  # type: ignore[attr-defined]
+    texts = {}
+    for statement, following in zip(body, [*body[1:], None], strict=True):
+        if not isinstance(statement, ast.AnnAssign) or not isinstance(statement.target, ast.Name):
+            continue
+        comment: list[str] = []
+        for line in reversed(lines[: statement.lineno - 1]):
+            if not line.strip().startswith("#"):
+                break
+            comment.insert(0, line.strip().lstrip("# "))
+        text = " ".join(comment)
+        if isinstance(following, ast.Expr) and isinstance(following.value, ast.Constant):
+            text = " ".join(str(following.value.value).split())
+        texts[statement.target.id] = text
+    return {field.name: texts.get(field.name, "") for field in dataclasses.fields(kind) if field.name in texts}
+
+
+def _summary(kind: Any) -> str:
+    return inspect.cleandoc(kind.__doc__ or "").splitlines()[0]
+
+
+def _names(kind: Any) -> str:
+    return ", ".join(field.name for field in dataclasses.fields(kind))
+
+
+def _shown(value: Any) -> str:
+    if value is None or value == "":
+        return "none"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, list | tuple):
+        return ", ".join(map(str, value)) or "[]"
+    return str(value)
+
+
+def _dashed(name: str) -> str:
+    return name.replace("_", "-")

@@ -1,0 +1,264 @@
+"""Whether a configuration can work, before anything heavy: every problem at once, each with what to do about it."""
+
+import functools
+import importlib.util
+import math
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from pirl.agents.acrlpd import ACRLPDConfig
+from pirl.config.metrics import check_metric
+from pirl.config.train import RLTrainConfig
+from pirl.data.lerobot.dataset import Dataset
+from pirl.data.robots import Robot, load_robot
+from pirl.envs.planner import find_policy
+from pirl.envs.registry import find_env_class
+from pirl.errors import ConfigError, DataError, UserError
+
+# The least value of each field.
+_AT_LEAST = {
+    0: (
+        *(
+            "steps",
+            "seed",
+            "validation_every",
+            "online.env_steps",
+            "online.seed",
+            "evaluation.every",
+            "evaluation.seed",
+        ),
+        *("evaluation.videos", "stopping.min_delta", "data.prefetch"),
+        *("data.selection.success_weight", "data.selection.failure_weight"),
+    ),
+    1: (
+        *("batch_size", "fsdp_devices", "validation_batches", "online.updates_per_scan", "online.episodes_per_round"),
+        *("online.capacity", "evaluation.episodes", "evaluation.execute_steps", "evaluation.envs", "checkpoints.every"),
+        *("checkpoints.max_to_keep", "checkpoints.keep_period", "logging.every", "stopping.patience"),
+        *("health.max_skipped", "data.episodes_per_memory_pool"),
+    ),
+}
+
+
+def check_config(config: RLTrainConfig, *, device_count: int | None = None, process_count: int = 1) -> None:
+    """Raise with everything that is wrong. Devices are counted by who knows them; without, that is left out."""
+    problems = [*_numbers(config)]
+    if not problems:  # what follows computes with them
+        for look in (_phases, _model, _start, _environment, _measurements, _trackers):
+            problems += look(config)
+        problems += _devices(config, device_count, process_count)
+    if problems:
+        raise ConfigError(f"this configuration cannot work:{_listed(problems)}")
+
+
+def check_data(config: RLTrainConfig, dataset: Dataset, robot: Robot) -> None:
+    """Raise if an opened dataset does not fit the robot and the model, by what it declares; nothing is computed."""
+    if problems := [*_fits(config, dataset, robot)]:
+        raise DataError(f"{dataset.name} does not fit this configuration:{_listed(problems)}")
+
+
+def _fits(config: RLTrainConfig, dataset: Dataset, robot: Robot) -> Iterator[str]:
+    other = "choose another robot (--data.robot), or describe this one in a JSON file."
+    for what, names, wanted in (
+        ("state", robot.state, robot.state_dim),
+        ("actions", robot.actions, robot.action_dim),
+    ):
+        if missing := [name for name in names if name not in dataset.column_names]:
+            has = ", ".join(dataset.column_names)
+            yield f"robot {robot.name} has its {what} in {', '.join(missing)}; the columns are {has}: {other}"
+            continue
+        width = sum(math.prod(dataset.info.features[name].shape) for name in names if name in dataset.info.features)
+        if wanted is not None and width != wanted:
+            yield f"{' + '.join(names)} has {width} dimensions, robot {robot.name} has {wanted}: {other}"
+        else:
+            yield from _widths(config, dataset.name, **{"state_dim" if what == "state" else "action_dim": width})
+    if missing := sorted(set(robot.cameras.values()) - set(dataset.cameras)):
+        has = ", ".join(dataset.cameras) or "none"
+        yield f"robot {robot.name} sees through {', '.join(missing)}; the cameras are {has}: {other}"
+
+
+def _listed(problems: list[str]) -> str:
+    return f" {problems[0]}" if len(problems) == 1 else "".join(f"\n- {problem}" for problem in problems)
+
+
+def _numbers(config: RLTrainConfig) -> Iterator[str]:
+    for least, names in _AT_LEAST.items():
+        for name in names:
+            value = _get(config, name)
+            if value is not None and not least <= value < math.inf:
+                yield f"{name} = {value} should be {least} or more."
+    for name in ("online.utd_ratio", "evaluation.timeout"):
+        if not 0 < _get(config, name) < math.inf:
+            yield f"{name} = {_get(config, name)} should be above 0."
+    if not config.health.loss_limit > 0:
+        yield f"health.loss_limit = {config.health.loss_limit} should be above 0."
+    if not 0 <= config.online.prior_ratio <= 1:
+        yield f"online.prior_ratio = {config.online.prior_ratio} is a part of the batch: from 0 to 1."
+    if not 0 <= config.data.validation_fraction < 1:
+        yield f"data.validation_fraction = {config.data.validation_fraction} is a part of all episodes, below 1."
+
+
+def _phases(config: RLTrainConfig) -> Iterator[str]:
+    """What is learned from, and whether anything is learned."""
+    online, data = config.online, config.data
+    if not config.steps and not online.env_steps:
+        yield "steps and online.env_steps are both 0, so nothing would be learned: set --steps or --online.env-steps."
+    prior = online.env_steps > 0 and online.prior_ratio > 0
+    if data.repo_id is None:
+        if config.steps:
+            yield (
+                f"{config.steps} offline updates need data: name a LeRobot dataset with --data.repo-id DIRECTORY, or "
+                "leave them out with --steps 0."
+            )
+        elif prior:
+            yield (
+                f"{online.prior_ratio:.0%} of online batches are to be prior data: name a dataset with --data.repo-id, "
+                "or learn without with --online.prior-ratio 0."
+            )
+        elif data.norm_stats == "dataset":
+            yield "without a dataset, --data.norm-stats checkpoint has to say how states and actions are normalised."
+    elif not Path(data.repo_id).expanduser().is_dir() and not re.fullmatch(r"[A-Za-z0-9][\w.-]*/[\w.-]+", data.repo_id):
+        yield f"data.repo_id: there is no dataset directory {data.repo_id}; one on the hub is called NAME/DATASET."
+    updates = config.steps + int(online.env_steps * online.utd_ratio)
+    if isinstance(config.agent, ACRLPDConfig) and 0 < updates <= config.agent.critic_warmup_steps:
+        yield (
+            f"agent.critic_warmup_steps = {config.agent.critic_warmup_steps} leaves none of the {updates} updates for "
+            "the policy: lower it, or train longer."
+        )
+
+
+def _model(config: RLTrainConfig) -> Iterator[str]:
+    """Whether learner and robot fit the model."""
+    model, horizon = config.model, config.model.action_horizon
+    if isinstance(config.agent, ACRLPDConfig) and config.agent.horizon_length > horizon:
+        yield (
+            f"agent.horizon_length = {config.agent.horizon_length} is more than the policy plans (model.action_horizon = "
+            f"{horizon}): set --agent.horizon-length {horizon} or less."
+        )
+    try:
+        robot = load_robot(config.data.robot)
+    except UserError as error:
+        yield f"data.robot: {error}"
+        return
+    yield from _widths(config, robot.name, robot.state_dim, robot.action_dim)
+    if unknown := sorted(set(robot.cameras) - set(model.cameras)):
+        yield (
+            f"robot {robot.name} shows the cameras {', '.join(unknown)}, which the model does not have (model.cameras = "
+            f"{', '.join(model.cameras) or 'none'}): choose another robot (--data.robot) or model (--model.preset)."
+        )
+
+
+def _widths(
+    config: RLTrainConfig, whose: str, state_dim: int | None = None, action_dim: int | None = None
+) -> Iterator[str]:
+    for what, width in (("state", state_dim), ("actions", action_dim)):
+        if width is not None and width > config.model.action_dim:
+            yield (
+                f"{what} of {whose} have {width} dimensions, the model has room for model.action_dim = "
+                f"{config.model.action_dim}: choose a wider model, or another robot (--data.robot)."
+            )
+
+
+def _start(config: RLTrainConfig) -> Iterator[str]:
+    """What the policy begins with."""
+    if config.checkpoint is None:
+        if not config.from_scratch:
+            released = "pi05_base" if config.model.pi05 else "pi0_base"
+            yield (
+                "a policy to begin with is missing. Give one with --checkpoint DIRECTORY (OpenPI's: gsutil -m cp -r "
+                f"gs://openpi-assets/checkpoints/{released} checkpoints/, then --checkpoint checkpoints/{released}), or "
+                "begin with random parameters with --from-scratch."
+            )
+        if config.data.norm_stats == "checkpoint":
+            yield "data.norm_stats = checkpoint needs a --checkpoint to take them from; use --data.norm-stats dataset."
+        return
+    if config.from_scratch:
+        yield "checkpoint and from_scratch exclude each other: leave one of them out (--checkpoint none)."
+        return
+    try:
+        if not (find_policy(Path(config.checkpoint).expanduser()) / "params").is_dir():
+            yield f"checkpoint: {config.checkpoint} is no OpenPI checkpoint: the directory is meant that holds params/."
+    except UserError as error:
+        yield f"checkpoint: {error}"
+
+
+def _environment(config: RLTrainConfig) -> Iterator[str]:
+    evaluation, online = config.evaluation, config.online
+    uses = [name for name, on in (("evaluation", evaluation.every), ("the online phase", online.env_steps)) if on]
+    if not uses:
+        return
+    if config.env is None:
+        need = "needs" if len(uses) == 1 else "need"
+        yield f"{' and '.join(uses)} {need} an environment: name one with --env.id (pirl envs list)."
+    else:
+        try:
+            find_env_class(config.env)
+        except UserError as error:
+            yield f"env: {error}"
+    if evaluation.execute_steps > config.model.action_horizon:
+        yield (
+            f"evaluation.execute_steps = {evaluation.execute_steps} is more than the policy plans (model.action_horizon "
+            f"= {config.model.action_horizon})."
+        )
+    if len(uses) == 2 and online.seed == evaluation.seed:
+        yield (
+            f"online.seed and evaluation.seed are both {online.seed}: the policy would practise on what it is measured "
+            f"by. Set --online.seed {online.seed + 1}."
+        )
+
+
+def _measurements(config: RLTrainConfig) -> Iterator[str]:
+    """Whether what decides something is measured at all, and when it is needed."""
+    checkpoints, stopping = config.checkpoints, config.stopping
+    if (config.validation_every > 0) != (config.data.validation_fraction > 0):
+        fraction = config.data.validation_fraction
+        yield (
+            f"validation_every = {config.validation_every} and data.validation_fraction = {fraction} go together: "
+            "episodes that are held out, and when they are looked at. Set both, or neither."
+        )
+    for field, metric in (("checkpoints.best_metric", checkpoints.best_metric), ("stopping.metric", stopping.metric)):
+        if metric is not None:
+            yield from (f"{field} = {metric}: {problem}" for problem in check_metric(config, metric))
+    kept: dict[str, Any] = {"checkpoints.keep_period": checkpoints.keep_period}
+    for prefix, name in (("eval/", "evaluation.every"), ("val/", "validation_every")):
+        if (checkpoints.best_metric or "").startswith(prefix):
+            kept[name] = _get(config, name)
+    for name, period in kept.items():
+        if period and period % checkpoints.every:
+            yield (
+                f"{name} = {period} should be a multiple of checkpoints.every = {checkpoints.every}: only what is saved "
+                "can be kept."
+            )
+
+
+def _trackers(config: RLTrainConfig) -> Iterator[str]:
+    if config.logging.wandb != "off" and importlib.util.find_spec("wandb") is None:
+        yield "logging.wandb: Weights & Biases is not installed: pip install 'pirl[wandb]'."
+    if config.logging.trackio and importlib.util.find_spec("trackio") is None:
+        yield "logging.trackio: Trackio is not installed: pip install trackio."
+
+
+def _devices(config: RLTrainConfig, device_count: int | None, process_count: int) -> Iterator[str]:
+    parts, batch = config.agent.accumulation_steps, config.batch_size
+    if batch % parts:
+        yield f"batch_size = {batch} should be a multiple of agent.accumulation_steps = {parts}."
+        return
+    if batch % process_count:
+        yield f"batch_size = {batch} should be a multiple of the number of processes, {process_count}."
+    if device_count is None:
+        return
+    if (batch // parts) % device_count:
+        step = parts * device_count
+        whole = f"{device_count} devices" + (f" × {parts} accumulation steps" if parts > 1 else "")
+        yield (
+            f"batch_size = {batch} should be a multiple of {step} ({whole}), such as "
+            f"--batch-size {math.ceil(batch / step) * step}."
+        )
+    if device_count % config.fsdp_devices:
+        yield f"fsdp_devices = {config.fsdp_devices} should divide the number of devices, {device_count}."
+
+
+def _get(config: RLTrainConfig, name: str) -> Any:
+    """A field by its dotted name."""
+    return functools.reduce(getattr, name.split("."), config)

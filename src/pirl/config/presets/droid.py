@@ -1,0 +1,33 @@
+"""The preset for the Franka arm of DROID."""
+
+from pirl.agents.acrlpd import ACRLPDConfig
+from pirl.config.parts import CheckpointConfig, DataConfig
+from pirl.config.train import RLTrainConfig
+from pirl.models.config import get_model_config
+from pirl.models.critic import TEN_CRITICS
+
+
+def droid(pi05: bool) -> RLTrainConfig:
+    """A task of your own on the DROID arm, joint velocities, offline from labelled episodes.
+
+    Command: pirl train droid --exp-name mine --data.repo-id me/droid_task --checkpoint checkpoints/pi0_droid
+    Needs: DROID's columns in LeRobot form, with outcomes (pirl data label); GPUs as aloha_fold. With --data.norm-stats
+    checkpoint the policy keeps the statistics of DROID that it was trained with.
+    Should reach: more successes than its _bc variant on the same data. Evaluated on the robot.
+    """
+    return RLTrainConfig(
+        name="droid_pi05" if pi05 else "droid",
+        model=get_model_config("pi05_droid" if pi05 else "pi0_droid"),
+        agent=ACRLPDConfig(
+            horizon_length=10,
+            num_action_samples=4,
+            aggregate="subset_min",
+            critic=TEN_CRITICS,
+            bc_loss_weight=0.1,
+            critic_warmup_steps=1_000,
+        ),
+        data=DataConfig(robot="droid"),
+        checkpoints=CheckpointConfig(every=1_000, max_to_keep=1, keep_period=5_000),
+        steps=20_000,
+        batch_size=32,
+    )

@@ -1,0 +1,42 @@
+"""The preset for the LIBERO benchmark."""
+
+from pirl.agents.acrlpd import ACRLPDConfig
+from pirl.config.parts import CheckpointConfig, DataConfig, EvaluationConfig
+from pirl.config.train import RLTrainConfig
+from pirl.data.outcomes import OutcomeConfig
+from pirl.envs.registry import EnvConfig
+from pirl.models.config import get_model_config
+from pirl.models.critic import TEN_CRITICS
+
+
+def libero(pi05: bool) -> RLTrainConfig:
+    """LIBERO's tasks: offline from OpenPI's conversion of its demonstrations, evaluated as it goes.
+
+    Command: pirl train libero --exp-name goal --checkpoint checkpoints/pi0_base --env.suite libero_goal
+    Needs: pip install 'pirl[libero,hub]'; GPUs as aloha_fold. --online.env-steps 100000 goes on in the simulator, which
+    is where there is something to gain: the demonstrations hold no failures.
+    Should reach: at least its _bc variant offline, more after the online phase.
+    """
+    # OpenPI's π₀ for LIBERO has the state subtracted from its actions, its π₀.₅ takes them as they are.
+    return RLTrainConfig(
+        name="libero_pi05" if pi05 else "libero",
+        model=get_model_config("pi05_libero" if pi05 else "pi0_base"),
+        agent=ACRLPDConfig(
+            horizon_length=10,
+            num_action_samples=4,
+            aggregate="subset_min",
+            critic=TEN_CRITICS,
+            bc_loss_weight=0.1,
+            critic_warmup_steps=1_000,
+        ),
+        data=DataConfig(
+            repo_id="physical-intelligence/libero",
+            robot="libero" if pi05 else "libero_delta",
+            outcomes=OutcomeConfig(unlabelled="success"),
+        ),
+        env=EnvConfig("libero", options={"suite": "libero_goal"}),
+        evaluation=EvaluationConfig(every=5_000, episodes=200, execute_steps=5, videos=4),
+        checkpoints=CheckpointConfig(every=1_000, max_to_keep=1, keep_period=5_000, best_metric="eval/success"),
+        steps=30_000,
+        batch_size=32,
+    )

@@ -1,0 +1,68 @@
+"""The configuration of a training run as a whole."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from pirl.agents.acrlpd import ACRLPDConfig
+from pirl.agents.bc import BCConfig
+from pirl.config.parts import (
+    CheckpointConfig,
+    DataConfig,
+    EvaluationConfig,
+    HealthConfig,
+    LoggingConfig,
+    OnlineConfig,
+    StoppingConfig,
+)
+from pirl.envs.registry import EnvConfig
+from pirl.models.config import Pi0Config
+
+AgentConfig = BCConfig | ACRLPDConfig
+# What a configuration file calls them.
+LEARNERS: dict[str, type[AgentConfig]] = {"bc": BCConfig, "acrlpd": ACRLPDConfig}
+
+
+@dataclass(frozen=True)
+class RLTrainConfig:
+    """Everything that decides what a training run does, apart from its name."""
+
+    name: str
+    """Name of the preset this began as."""
+    model: Pi0Config
+    """Sizes of the policy."""
+    agent: AgentConfig
+    """The learner, and its settings."""
+    data: DataConfig = field(default_factory=DataConfig)
+    """What is learned from."""
+    env: EnvConfig | None = None
+    """Where the policy acts, for evaluation and online learning (none: nowhere)."""
+    online: OnlineConfig = field(default_factory=OnlineConfig)
+    """Learning from what the policy itself does."""
+    evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
+    """How success is measured."""
+    checkpoints: CheckpointConfig = field(default_factory=CheckpointConfig)
+    """What is saved."""
+    logging: LoggingConfig = field(default_factory=LoggingConfig)
+    """Where metrics go."""
+    stopping: StoppingConfig = field(default_factory=StoppingConfig)
+    """When a run ends early."""
+    health: HealthConfig = field(default_factory=HealthConfig)
+    """What is done about updates that go wrong."""
+    checkpoint: str | None = None
+    """OpenPI checkpoint directory to start from."""
+    from_scratch: bool = False
+    """Start from random parameters instead."""
+    steps: int = 10_000
+    """Offline updates."""
+    batch_size: int = 32
+    """Chunks per update, over all devices."""
+    validation_every: int = 0
+    """Updates between measurements on the held-out episodes (0: never)."""
+    validation_batches: int = 8
+    """Held-out batches of one measurement."""
+    seed: int = 0
+    """Decides everything random in training."""
+    fsdp_devices: int = 1
+    """Devices that share one copy of the parameters."""
+    runs_dir: Path = Path("runs")
+    """Directory that holds run directories."""

@@ -1,0 +1,182 @@
+"""`pirl train`: from words to a checked configuration, and what is said when they do not make one."""
+
+import sys
+from types import SimpleNamespace
+
+import pytest
+import yaml
+
+from pirl.config import config_differences, debug_config, format_config, get_config, load_config, override_config
+
+
+@pytest.fixture
+def trained(monkeypatch):
+    """What the trainer is called with; it does nothing, successfully."""
+    calls = []
+
+    def record(config, **rest):
+        calls.append((config, rest))
+        return 0
+
+    monkeypatch.setitem(sys.modules, "pirl.training.trainer", SimpleNamespace(train=record))
+    monkeypatch.setitem(sys.modules, "pirl.training.dry_run", SimpleNamespace(dry_run=record))
+    return calls
+
+
+@pytest.fixture
+def data(tmp_path):
+    (tmp_path / "data").mkdir()
+    return "data"
+
+
+def test_options_go_over_the_file_and_the_file_over_the_preset(call, trained, data, tmp_path):
+    (tmp_path / "mine.yaml").write_text("steps: 50\nbatch_size: 16\nlogging: {every: 7}\n")
+    code, _, err = call(
+        *("train", "debug", "--exp-name", "a/b", "--config-file", "mine.yaml", "--data.repo-id", data),
+        *(
+            "--batch-size=24",
+            "--agent.num-action-samples",
+            8,
+            "--agent.critic.hidden-dims",
+            "4,4",
+            "--env.precision",
+            0.03,
+        ),
+    )
+    assert (code, err) == (0, "")
+    ((config, rest),) = trained
+    assert rest == {"exp_name": "a/b", "resume": False, "overwrite": False, "command": ["pirl", *sys.argv[1:]]}
+    changed = {field: new for field, _, new in config_differences(get_config("debug"), config)}
+    assert changed == {
+        "steps": 50,
+        "batch_size": 24,
+        "logging.every": 7,
+        "data.repo_id": "data",
+        "agent.num_action_samples": 8,
+        "agent.critic.hidden_dims": [4, 4],
+        "env.precision": 0.03,
+    }
+
+
+def test_what_a_run_wrote_down_runs_again(call, trained, data, tmp_path):
+    config = override_config(get_config("debug"), {"data.repo_id": data, "seed": 5, "env.max_steps": 33})
+    (tmp_path / "config.yaml").write_text(format_config(config))
+    for words in ((), ("debug",)):
+        assert call("train", *words, "--config-file", "config.yaml", "--exp-name", "again")[0] == 0
+        assert trained.pop()[0] == config == load_config(tmp_path / "config.yaml")
+    (tmp_path / "named.yaml").write_text("preset: debug\ndata: {repo_id: data}\n")
+    assert call("train", "--config-file", "named.yaml", "--exp-name", "x", "--seed", 5, "--env.max-steps", 33)[0] == 0
+    assert trained.pop()[0] == config
+
+
+def test_switches_words_and_groups_stand_anywhere(call, trained, data):
+    arguments = ("--from-scratch", "demo", "--env", "none", "--exp-name", "x", "--model", "tiny_state", "--agent", "bc")
+    more = (
+        "--data.robot",
+        "tabletop_state",
+        "--logging.tensorboard",
+        "false",
+        "--agent.augment",
+        "--data.repo-id",
+        data,
+    )
+    code, _, err = call("train", *arguments, *more, "--overwrite")
+    assert (code, err) == (0, "")
+    ((config, rest),) = trained
+    assert rest["overwrite"]
+    assert (config.name, config.from_scratch, config.env) == ("demo", True, None)
+    assert (config.model.cameras, config.agent.augment, config.logging.tensorboard) == ((), True, False)
+
+
+def test_debugging_is_small_and_options_still_have_the_last_word(call, trained, data):
+    assert call("train", "demo_bc", "--debug", "--exp-name", "x", "--data.repo-id", data, "--steps", 12)[0] == 0
+    given = {"data.repo_id": data}
+    expected = override_config(debug_config(override_config(get_config("demo_bc"), given)), {"steps": 12})
+    assert trained[0][0] == expected
+    assert expected.batch_size < get_config("demo_bc").batch_size
+
+
+def test_a_dry_run_needs_no_name(call, trained, data):
+    assert call("train", "debug", "--dry-run", "--data.repo-id", data)[0] == 0
+    ((config, rest),) = trained
+    assert config == override_config(get_config("debug"), {"data.repo_id": data})
+    assert rest == {}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((), "the run needs a name: --exp-name NAME"),
+        (("--exp-name", "x"), "what is to be trained? Name a preset (see pirl configs), or give a --config-file"),
+        (("dmeo", "--exp-name", "x"), "no preset is named 'dmeo'. Did you mean demo?"),
+        (("demo", "--exp-nmae", "x"), "pirl train has no option --exp-nmae. Did you mean --exp-name?"),
+        (("demo", "--agent.num-action-sample", 4), "Did you mean --agent.num-action-samples?"),
+        (("demo", "--num-action-samples", 4), "Did you mean --agent.num-action-samples?"),
+        (("demo", "--exp-name", "x", "--env.objets", 4), "tabletop has no option 'objets'. Did you mean objects?"),
+        (("demo", "--exp-name", "x", "--env.objects", "four"), "objects should be a whole number; it is 'four'"),
+        (("demo", "--exp-name", "x", "--env.id", "tabeltop"), "Did you mean tabletop?"),
+        (("demo", "--exp-name", "x", "--steps", "many"), "--steps should be a whole number; it is 'many'."),
+        (("demo", "--exp-name", "x", "--agent.discount", "3"), "--agent: discount = 3.0 should be in [0, 1]"),
+        (
+            ("demo", "--exp-name", "x", "--agent.actor-mode", "pg"),
+            "--agent.actor-mode should be awr or best_of_n or bc",
+        ),
+        (
+            ("demo", "--exp-name", "x", "--data.selection.tasks", "[a"),
+            "--data.selection.tasks should be a list of texts",
+        ),
+        (
+            ("demo_bc", "--exp-name", "x", "--agent.horizon-length", "3"),
+            "has no field 'horizon_length'. Another learner",
+        ),
+        (("demo", "--steps"), "pirl train: --steps needs a value."),
+        (("demo", "--steps", "--debug"), "pirl train: --steps needs a value."),
+        (("demo", "--exp-name", "x", "--config-file", "none.yaml"), "none.yaml cannot be read as a configuration"),
+        (("demo", "--exp-name", "../x"), "--exp-name '../x' is no name of a directory inside runs_dir"),
+        (("demo", "--exp-name", ""), "is no name of a directory"),
+        (("demo", "--exp-name", "x", "--resume", "--overwrite"), "choose one"),
+        (("aloha_fold", "--exp-name", "x"), "--checkpoint DIRECTORY (OpenPI's: gsutil"),
+        (("debug", "--exp-name", "x", "--batch-size", 9, "--data.repo-id", "data"), "should be a multiple of 8"),
+        (("debug", "--exp-name", "x", "--agent.horizon-length", 9), "agent.horizon_length = 9 is more than"),
+    ],
+)
+def test_bad_input_is_explained_with_exit_code_2(call, trained, data, arguments, message):
+    code, _, err = call("train", *arguments)
+    assert code == 2
+    assert message in err
+    assert not trained
+
+
+def test_help_shows_every_field_with_its_value_in_the_preset(call):
+    code, out, _ = call("train", "libero", "--help")
+    assert code == 0
+    shown = {line.split()[0] for line in out.splitlines() if line.startswith("--")}
+
+    def flags(node, prefix="--"):
+        for name, value in node.items():
+            flag = f"{prefix}{name.replace('_', '-')}"
+            yield from flags(value, f"{flag}.") if isinstance(value, dict) and value else [flag]
+
+    plain = yaml.safe_load(format_config(get_config("libero")))
+    absent = {
+        f"--model.{expert}.{part}-lora" for expert in ("language", "action-expert") for part in ("attention", "mlp")
+    }
+    missing = set(flags(plain)) - absent - shown
+    assert not missing
+    assert {"--exp-name", "--config-file", "--dry-run", "--debug", "--resume", "--overwrite", "--model.preset"} <= shown
+    (line,) = (line for line in out.splitlines() if line.startswith("--steps "))
+    assert str(get_config("libero").steps) in line
+    assert "Offline updates." in line
+    (line,) = (line for line in out.splitlines() if line.startswith("--env.suite "))
+    assert "libero_goal" in line
+    _, out, _ = call("train", "libero", "--steps", 77, "--agent.learner", "bc", "-h")
+    assert " 77 " in out
+    assert "--agent.ema-decay" in out
+    assert "--agent.horizon-length" not in out
+
+
+def test_help_without_a_preset_says_how_to_get_more(call):
+    code, out, _ = call("train", "--help")
+    assert code == 0
+    assert "pirl train PRESET --help" in out
+    assert "--dry-run" in out

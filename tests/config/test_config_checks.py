@@ -1,0 +1,182 @@
+"""What cannot work is refused before anything is loaded, with what to do about it."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pirl.agents.acrlpd import ACRLPDAgent
+from pirl.agents.bc import BCAgent
+from pirl.config import check_config, check_data, get_config, override_config
+from pirl.config.metrics import check_metric
+from pirl.data import ChunkBatch, get_robot, open_dataset
+from pirl.data.robots import Robot
+from pirl.errors import ConfigError, DataError
+from pirl.models import Observation, create_model
+from sample_datasets import build
+
+
+@pytest.fixture
+def sound(tmp_path):
+    """A configuration in which everything is used and nothing is wrong."""
+    (tmp_path / "params").mkdir()
+    return override_config(get_config("debug"), {"data.repo_id": str(tmp_path)})
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"agent.horizon_length": 5},
+            "agent.horizon_length = 5 is more than the policy plans (model.action_horizon = 4)",
+        ),
+        ({"evaluation.execute_steps": 5}, "evaluation.execute_steps = 5 is more than the policy plans"),
+        ({"batch_size": 12}, "batch_size = 12 should be a multiple of 8 (8 devices), such as --batch-size 16."),
+        ({"agent.accumulation_steps": 3}, "batch_size = 8 should be a multiple of agent.accumulation_steps = 3"),
+        ({"agent.accumulation_steps": 2}, "16 (8 devices × 2 accumulation steps), such as --batch-size 16."),
+        ({"fsdp_devices": 3}, "fsdp_devices = 3 should divide the number of devices, 8."),
+        ({"env": None}, "evaluation and the online phase need an environment: name one with --env.id"),
+        (
+            {"env": None, "evaluation.every": 0, "checkpoints.best_metric": None},
+            "the online phase needs an environment",
+        ),
+        ({"data.repo_id": None}, "10 offline updates need data: name a LeRobot dataset with --data.repo-id"),
+        ({"data.repo_id": None, "steps": 0}, "--online.prior-ratio 0"),
+        ({"data.repo_id": None, "steps": 0, "online.prior_ratio": 0}, "--data.norm-stats checkpoint"),
+        ({"steps": 0, "online.env_steps": 0}, "nothing would be learned"),
+        ({"data.repo_id": "./nowhere"}, "there is no dataset directory ./nowhere"),
+        ({"from_scratch": False}, "gs://openpi-assets/checkpoints/pi0_base"),
+        ({"from_scratch": False, "model.preset": "tiny_pi05"}, "gs://openpi-assets/checkpoints/pi05_base"),
+        ({"checkpoint": "nowhere"}, "checkpoint and from_scratch exclude each other"),
+        ({"checkpoint": "nowhere", "from_scratch": False}, "nowhere is no OpenPI checkpoint"),
+        ({"data.norm_stats": "checkpoint"}, "needs a --checkpoint to take them from"),
+        ({"data.robot": "alloha"}, "Did you mean aloha?"),
+        ({"data.robot": "aloha"}, "actions of aloha have 14 dimensions, the model has room for model.action_dim = 8"),
+        ({"data.robot": "tabletop"}, "shows the cameras base_0_rgb, left_wrist_0_rgb, which the model does not have"),
+        ({"checkpoints.keep_period": 7}, "checkpoints.keep_period = 7 should be a multiple of checkpoints.every = 5"),
+        ({"checkpoints.every": 4}, "evaluation.every = 5 should be a multiple of checkpoints.every = 4"),
+        (
+            {"evaluation.every": 0},
+            "checkpoints.best_metric = eval/success: nothing is evaluated; set --evaluation.every",
+        ),
+        (
+            {"stopping.metric": "val/lss"},
+            "stopping.metric = val/lss: this learner has no such metric. Did you mean val/loss?",
+        ),
+        (
+            {"stopping.metric": "val/loss", "validation_every": 0, "data.validation_fraction": 0},
+            "no episodes are held out",
+        ),
+        ({"stopping.metric": "online/success", "online.env_steps": 0}, "there is no online phase"),
+        ({"agent.learner": "bc", "stopping.metric": "critic/loss"}, "this learner has no such metric"),
+        ({"validation_every": 0}, "go together"),
+        ({"data.validation_fraction": 0}, "go together"),
+        ({"data.validation_fraction": 1}, "data.validation_fraction = 1.0"),
+        ({"online.prior_ratio": 1.5}, "online.prior_ratio = 1.5 is a part of the batch"),
+        ({"online.utd_ratio": 0}, "online.utd_ratio = 0.0 should be above 0"),
+        ({"online.seed": 0}, "Set --online.seed 1"),
+        ({"agent.critic_warmup_steps": 14}, "leaves none of the 14 updates for the policy"),
+        ({"batch_size": 0}, "batch_size = 0 should be 1 or more"),
+        ({"steps": -1}, "steps = -1 should be 0 or more"),
+        ({"logging.every": 0, "evaluation.episodes": 0}, "\n- "),
+        ({"evaluation.timeout": float("inf")}, "evaluation.timeout = inf"),
+        ({"logging.trackio": True}, "pip install trackio"),
+    ],
+)
+def test_what_cannot_work_is_refused_with_a_remedy(sound, changes, message, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    check_config(sound, device_count=8)
+    with pytest.raises(ConfigError) as refused:
+        check_config(override_config(sound, changes), device_count=8)
+    assert message in str(refused.value)
+
+
+def test_a_checkpoint_may_be_a_run_and_then_its_newest_policy_is_meant(sound, tmp_path):
+    begun = override_config(sound, {"checkpoint": str(tmp_path / "run"), "from_scratch": False})
+    (tmp_path / "run/checkpoints/policy").mkdir(parents=True)
+    with pytest.raises(ConfigError, match="has not written a policy yet"):
+        check_config(begun)
+    (tmp_path / "run/checkpoints/policy/20/params").mkdir(parents=True)
+    check_config(begun)
+
+
+@given(st.integers(1, 64), st.integers(1, 8), st.integers(1, 4), st.sampled_from([1, 2, 4]))
+@settings(max_examples=100, deadline=None)
+def test_a_batch_is_accepted_exactly_if_every_device_gets_as_much_in_every_part(batch, devices, parts, processes):
+    config = override_config(
+        get_config("demo_bc"), {"batch_size": batch, "agent.accumulation_steps": parts, "data.repo_id": "me/data"}
+    )
+    even = all(len(part) % devices == 0 for part in np.array_split(range(batch), parts)) and batch % parts == 0
+    try:
+        check_config(config, device_count=devices, process_count=processes)
+        accepted = True
+    except ConfigError:
+        accepted = False
+    assert accepted == (even and batch % processes == 0)
+
+
+@pytest.fixture
+def dataset(tmp_path):
+    build(tmp_path / "data", state_dim=8, action_dim=3, cameras="none")
+    return open_dataset(tmp_path / "data")
+
+
+def test_a_dataset_that_fits_is_accepted(sound, dataset):
+    check_data(sound, dataset, get_robot("tabletop_state"))
+
+
+@pytest.mark.parametrize(
+    ("robot", "changes", "message"),
+    [
+        ({"action_dim": 4}, {}, "action has 3 dimensions, robot mine has 4"),
+        ({"state": ("observation.stat",)}, {}, "has its state in observation.stat; the columns are"),
+        (
+            {"cameras": {"base_0_rgb": "observation.images.top"}},
+            {},
+            "sees through observation.images.top; the cameras are none",
+        ),
+        ({}, {"model.action_dim": 4}, "have 8 dimensions, the model has room for model.action_dim = 4"),
+    ],
+)
+def test_a_dataset_that_does_not_fit_is_refused_by_what_it_declares(sound, dataset, robot, changes, message):
+    fields = {"cameras": {}, "state": ("observation.state",), "actions": ("action",), **robot}
+    with pytest.raises(DataError) as refused:
+        check_data(override_config(sound, changes), dataset, Robot(name="mine", **fields))
+    assert message in str(refused.value)
+    assert str(dataset.root) in str(refused.value)
+
+
+@pytest.mark.parametrize("preset", ["debug", "demo_bc"])
+def test_the_metrics_that_may_decide_are_those_that_learners_compute(preset):
+    config = override_config(get_config(preset), {"model.preset": "tiny_state"})
+    config = override_config(config, {"data.validation_fraction": 0.5, "validation_every": 1})
+    kind = {"debug": ACRLPDAgent, "demo_bc": BCAgent}[preset]
+
+    state = {"image": {}, "image_mask": {}, "state": np.zeros((2, config.model.action_dim), np.float32)}
+    observation, no = Observation.from_dict(state, config.model), functools.partial(jnp.zeros, dtype=bool)
+
+    def metrics(rng):
+        agent = kind.create(config.agent, create_model(config.model, rng), rng, real_action_dim=3)
+        horizon = config.agent.horizon_length if preset == "debug" else config.model.action_horizon
+        batch = ChunkBatch(
+            observations=observation,
+            actions=jnp.zeros((2, config.model.action_horizon, config.model.action_dim)),
+            valid=no((2, config.model.action_horizon)),
+            rewards=jnp.zeros((2, horizon)),
+            terminals=no((2, horizon)),
+            masks=no((2, horizon)),
+            next_observations=observation,
+            next_terminal=no(2),
+            sequence_mask=no(2),
+            success=no(2),
+        )
+        return agent.update(batch, rng)[1], agent.validate(batch, rng)
+
+    updated, validated = jax.eval_shape(metrics, jax.random.key(0))
+    for name in (*updated, *(f"val/{name}" for name in validated)):
+        assert not list(check_metric(config, name)), name
+    assert list(check_metric(config, "val/lr/policy"))

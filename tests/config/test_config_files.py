@@ -1,0 +1,277 @@
+"""Configurations go through YAML and dotted overrides unharmed; what cannot be one is explained."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal, get_args, get_origin
+
+import pytest
+import yaml
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from pirl.agents.acrlpd import ACRLPDConfig
+from pirl.agents.bc import BCConfig
+from pirl.config import (
+    DataConfig,
+    RLTrainConfig,
+    config_differences,
+    format_config,
+    get_config,
+    list_configs,
+    load_config,
+    override_config,
+    parse_config,
+    save_config,
+)
+from pirl.config.values import list_fields
+from pirl.data.prepare import Selection
+from pirl.envs.registry import EnvConfig
+from pirl.errors import ConfigError
+from pirl.models.config import get_model_config
+
+FIELDS = {name: hint for name, hint in list_fields() if not name.startswith(("env.", "model.preset", "agent.learner"))}
+
+
+def values(hint: Any) -> st.SearchStrategy[Any]:
+    """Values of a type, as YAML holds them, or None where the type is a group that may be absent."""
+    origin, parts = get_origin(hint), get_args(hint)
+    if origin is Literal:
+        return st.sampled_from(parts)
+    if origin is tuple:
+        size = (0, 3) if parts[-1] is ... else (len(parts),) * 2
+        return st.lists(values(parts[0]), min_size=size[0], max_size=size[1])
+    if origin is not None and len(parts) == 2 and parts[0] is str:
+        return st.dictionaries(st.text(), values(parts[1]), max_size=3)
+    if parts:
+        return st.one_of(values(part) for part in parts)
+    return {
+        int: st.integers(1, 10**7),
+        float: st.floats(0, 1e6) | st.integers(0, 3),
+        bool: st.booleans(),
+        str: st.text(),
+        Path: st.text("abc/.0", min_size=1),
+        type(None): st.none(),
+    }[hint]
+
+
+@st.composite
+def overrides(draw: st.DrawFn) -> dict[str, Any]:
+    names = draw(st.lists(st.sampled_from(sorted(FIELDS)), max_size=6, unique=True))
+    return {name: draw(values(FIELDS[name])) for name in names}
+
+
+def apply(preset: str, changes: dict[str, Any]) -> RLTrainConfig:
+    """What does not fit together, and what belongs to another learner or needs LoRA, is not for these tests."""
+    try:
+        return override_config(get_config(preset), changes)
+    except ConfigError:
+        assume(False)
+        raise
+
+
+@pytest.mark.parametrize("name", list_configs())
+def test_every_preset_reads_back_from_yaml(name):
+    config = get_config(name)
+    text = format_config(config)
+    assert parse_config(text) == config
+    assert parse_config(text, "debug") == config, "a complete file leaves nothing of the preset it is laid over"
+    assert yaml.safe_load(text)["name"] == name, "and other programs can read it"
+
+
+@given(st.sampled_from(list_configs()), overrides())
+@settings(max_examples=40, deadline=None)
+def test_any_configuration_reads_back_from_yaml_and_differs_where_it_was_changed(preset, changes):
+    config = apply(preset, changes)
+    again = parse_config(format_config(config))
+    assert again == config
+    assert config_differences(again, config) == []
+    before = get_config(preset)
+    differences = config_differences(before, config)
+    assert bool(differences) == (config != before)
+    for field, old, new in differences:
+        assert old != new
+        assert any(field == name or field.startswith(f"{name}.") or name.startswith(f"{field}.") for name in changes)
+
+
+@given(overrides())
+@settings(max_examples=50, deadline=None)
+def test_texts_of_a_command_line_mean_what_yaml_means(changes):
+    plain = {name: value for name, value in changes.items() if isinstance(value, int | float) and value is not None}
+    config = apply("debug", plain)
+    texts = {name: str(value) for name, value in plain.items()}
+    assert override_config(get_config("debug"), texts, "pirl train", texts=True) == config
+
+
+@given(st.text(), st.text(), st.lists(st.text(), max_size=3))
+@settings(max_examples=30, deadline=None)
+def test_any_text_survives_a_file(tmp_path_factory, project, repo_id, tasks):
+    config = get_config("demo")
+    selection = Selection(tasks=tuple(tasks), task_weights=dict.fromkeys(tasks, 2.0))
+    config = replace(
+        config,
+        logging=replace(config.logging, project=project),
+        data=DataConfig(repo_id=repo_id, robot="tabletop", selection=selection),
+    )
+    file = tmp_path_factory.mktemp("texts") / "config.yaml"
+    save_config(file, config)
+    assert load_config(file) == config
+
+
+@pytest.mark.parametrize(
+    ("text", "field", "value"),
+    [
+        ("logging: {wandb: off}", "logging.wandb", "off"),
+        ("agent: {critic_optimiser: {peak_lr: 1e-4}}", "agent.critic_optimiser.peak_lr", 1e-4),
+        ("steps: 1e6", "steps", 1_000_000),
+        ("steps: 1_000", "steps", 1_000),
+        ("checkpoints: {keep_period: null}", "checkpoints.keep_period", None),
+        ("data: {repo_id: '123'}", "data.repo_id", "123"),
+        ("data: {asset_id: none}", "data.asset_id", "none"),
+        ("agent: {critic: {hidden_dims: [8, 8]}}", "agent.critic.hidden_dims", (8, 8)),
+        ("env: {precision: 0.03}", "env.options", {"precision": 0.03}),
+        ("env: {objects: '1'}", "env.options", {"objects": 1}),
+        ("env: null", "env", None),
+        ("model: {action_horizon: 12}", "model.action_horizon", 12),
+        ("health: {loss_limit: .inf}", "health.loss_limit", float("inf")),
+        ("runs_dir: elsewhere", "runs_dir", Path("elsewhere")),
+    ],
+)
+def test_yaml_says_what_people_mean(text, field, value):
+    config = parse_config(f"preset: demo\n{text}")
+    for name in field.split("."):
+        config = getattr(config, name)
+    assert config == value
+    assert type(config) is type(value)
+
+
+@pytest.mark.parametrize(
+    ("text", "field", "value"),
+    [
+        ("8,8", "agent.critic.hidden_dims", (8, 8)),
+        ("[8, 8]", "agent.critic.hidden_dims", (8, 8)),
+        ("16", "agent.critic.hidden_dims", (16,)),
+        ("none", "data.repo_id", None),
+        ("1e6", "steps", 1_000_000),
+        ("yes", "agent.augment", True),
+        ("['a, b', c]", "data.selection.tasks", ("a, b", "c")),
+        ("{a task: 2}", "data.selection.task_weights", {"a task": 2.0}),
+        ("none", "env", None),
+        ("none", "env.id", None),
+        ("none", "data.frame_compression", "none"),
+    ],
+)
+def test_a_command_line_says_what_people_mean(text, field, value):
+    config = override_config(get_config("demo"), {field: text}, "pirl train", texts=True)
+    for name in field.replace("env.id", "env").split("."):
+        config = getattr(config, name)
+    assert config == value
+
+
+def test_a_model_is_a_preset_with_changes_or_a_whole_description():
+    tiny = get_model_config("tiny")
+    config = parse_config("preset: demo\nmodel: {preset: tiny_lora, action_horizon: 7}")
+    assert config.model == replace(get_model_config("tiny_lora"), action_horizon=7)
+    config = parse_config("preset: demo\nmodel: {language: {attention_lora: {rank: 3}}}")
+    assert config.model.language.attention_lora.rank == 3
+    assert config.model.action_expert == tiny.action_expert
+    assert parse_config("preset: debug\nmodel: {preset: tiny}").model == tiny
+
+
+def test_another_learner_begins_with_its_own_defaults():
+    config = parse_config("preset: demo\nagent: {learner: bc, ema_decay: 0.5}")
+    assert config.agent == BCConfig(ema_decay=0.5)
+    config = parse_config("preset: demo_bc\nagent: {learner: acrlpd, critic_optimiser: {b1: 0.5}}")
+    assert config.agent == ACRLPDConfig(critic_optimiser=replace(ACRLPDConfig().critic_optimiser, b1=0.5))
+    assert config_differences(get_config("demo"), get_config("demo_bc"))[1] == ("agent.learner", "acrlpd", "bc")
+
+
+def test_another_environment_begins_without_the_options_of_the_first():
+    config = parse_config("preset: debug\nenv: {id: libero, suite: libero_10}")
+    assert config.env == EnvConfig("libero", options={"suite": "libero_10"})
+    config = parse_config("preset: debug\nenv: {max_steps: 30}")
+    assert config.env.options == {"observation": "state", "max_steps": 30}
+
+
+def test_a_file_without_preset_needs_only_what_has_no_default():
+    config = parse_config("name: mine\nmodel: {preset: tiny}\nagent: {learner: bc}")
+    assert config == RLTrainConfig("mine", get_model_config("tiny"), BCConfig())
+
+
+BOMB = "a: &a [x, x]\n" + "".join(f"{b}: &{b} [*{a}, *{a}]\n" for a, b in zip("abcdefgh", "bcdefghi", strict=True))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("preset: demo\nstep: 5", "no field 'step'. Did you mean steps?"),
+        ("preset: demo\nagent: {num_action_sample: 5}", "agent has no field 'num_action_sample'. Did you mean num_act"),
+        ("preset: demo\nnum_action_samples: 5", "Did you mean agent.num_action_samples?"),
+        ("preset: demo_bc\nagent: {horizon_length: 5}", "agent has no field 'horizon_length'. Another learner has it."),
+        ("preset: demo\nmodel: {presett: tiny}", "Did you mean preset?"),
+        ("preset: demo\nmodel: {preset: tinny}", "Did you mean tiny?"),
+        ("preset: dmeo", "Did you mean demo?"),
+        ("preset: [demo]", "preset should be the name of one"),
+        ("preset: demo\nagent: {learner: acrlpdd}", "Did you mean acrlpd?"),
+        ("preset: demo\nagent: {learner: [bc]}", "there is no learner ['bc']"),
+        ("preset: demo\nenv: {objets: 1}", "has no option 'objets'. Did you mean objects?"),
+        ("preset: demo\nenv: {id: tabeltop}", "Did you mean tabletop?"),
+        ("preset: demo\nenv: {id: 3}", "env.id should be text; it is 3."),
+        ("preset: aloha_fold\nenv: {max_steps: 3}", "env lacks id"),
+        ("preset: demo\nsteps: many", "steps should be a whole number; it is 'many'."),
+        ("preset: demo\nsteps: 1.5", "steps should be a whole number; it is 1.5."),
+        ("preset: demo\nsteps: true", "steps should be a whole number; it is True."),
+        ("preset: demo\nsteps: null", "steps should be a whole number; it is None."),
+        ("preset: demo\nfrom_scratch: 1", "from_scratch should be true or false; it is 1."),
+        ("preset: demo\nagent: {discount: .nan}", "agent.discount should be a number; it is nan."),
+        (f"preset: demo\nagent: {{discount: 1{'0' * 400}}}", "agent.discount should be a number"),
+        ("preset: demo\ndata: {repo_id: 2026-01-01}", "data.repo_id should be text or none"),
+        ("preset: demo\ndata: {repo_id: 7}", "Put it in quotes."),
+        ("preset: demo\ndata: 7", "data should be a group of fields; it is 7."),
+        ("preset: demo\nlogging: {wandb: true}", "logging.wandb should be off or offline or online; it is True."),
+        ("preset: demo\nmodel: {image_resolution: [1, 2, 3]}", "model.image_resolution should be a list of 2"),
+        ("preset: demo\nagent: {discount: 2}", "agent: discount = 2.0"),
+        ("preset: demo\nmodel: {action_dim: 0}", "action_dim = 0 must be positive"),
+        ("agent: {learner: bc}", "lacks name, model: name a preset"),
+        ("name: a\nmodel: {preset: tiny}\nagent: {}", "agent lacks learner: one of bc, acrlpd"),
+        ("steps: 1\nsteps: 2", "line 2, column 1: 'steps' stands here twice"),
+        ("data: {robot: a, robot: b}", "'robot' stands here twice"),
+        (BOMB, "references (*a) are not used here"),
+        ("preset: demo\nagent: &a {critic: *a}", "references"),
+        ("1: 2", "1 is no name of a field"),
+        ("steps: !!python/object/apply:os.getcwd []", "could not determine a constructor"),
+        ("steps: [1", "is no YAML that can be used: line"),
+        ("[" * 800, "nested too deeply"),
+        ("a\0b", "is no YAML that can be used"),
+        ("- 1", "should hold fields and their values"),
+        ("", "lacks name, model, agent"),
+    ],
+)
+def test_what_is_no_configuration_is_explained(text, message):
+    with pytest.raises(ConfigError) as refused:
+        parse_config(text)
+    assert message in str(refused.value)
+
+
+def test_errors_of_a_file_begin_with_its_name(tmp_path):
+    file = tmp_path / "mine.yaml"
+    for content, message in (
+        (b"preset: demo\nagent: {discount: x}", "mine.yaml: agent.discount should be a number; it is 'x'."),
+        (b"steps: \xff", "mine.yaml cannot be read as a configuration: it is not text in UTF-8."),
+        (b"steps: [", "mine.yaml is no YAML that can be used: line 1"),
+        (b"preset: demo", "mine.yaml begins with the preset demo, the command with debug"),
+    ):
+        file.write_bytes(content)
+        with pytest.raises(ConfigError) as refused:
+            load_config(file, "debug" if content == b"preset: demo" else None)
+        assert message in str(refused.value)
+    with pytest.raises(ConfigError, match="nowhere.yaml cannot be read as a configuration: No such file"):
+        load_config(tmp_path / "nowhere.yaml")
+
+
+@given(st.text(alphabet=st.characters(codec="utf-8")) | st.text("[]{}:,&*!|>-'\"# \nabc1.", max_size=60))
+@settings(max_examples=200, deadline=None)
+def test_no_text_breaks_the_reader(text):
+    try:
+        parse_config(text, "demo")
+    except ConfigError as error:
+        assert str(error)

@@ -1,0 +1,77 @@
+"""Every preset says what it is for, and its numbers are those that its users were promised."""
+
+import re
+import shlex
+
+import pytest
+
+from pirl.agents.acrlpd import ACRLPDConfig
+from pirl.agents.bc import BCConfig
+from pirl.cli.main import _parse
+from pirl.config import check_config, debug_config, get_config, get_preset, list_configs, override_config
+from pirl.data.robots import load_robot
+from pirl.errors import ConfigError
+from pirl.models.critic import LARGE_CRITICS
+
+FULL_SIZE = ("aloha_fold", "rl_fold_box", "aloha_sim", "droid", "libero")
+
+
+def test_every_robot_has_its_variants_of_model_training_and_learner():
+    names = {
+        f"{name}{pi05}{lora}{bc}"
+        for name in FULL_SIZE
+        for pi05 in ("", "_pi05")
+        for lora in ("", "_lora")
+        for bc in ("", "_bc")
+    }
+    assert set(list_configs()) == names | {"demo", "demo_bc", "debug"}
+    for name in names:
+        config = get_config(name)
+        assert config.name == name
+        assert config.model.pi05 == ("_pi05" in name)
+        assert config.model.language.has_lora == config.model.action_expert.has_lora == ("_lora" in name)
+        assert type(config.agent) is (BCConfig if name.endswith("_bc") else ACRLPDConfig)
+        average = config.agent.ema_decay if isinstance(config.agent, BCConfig) else config.agent.policy_ema_decay
+        assert (average is None) == ("_lora" in name), "OpenPI averages nothing where it trains LoRA"
+        assert not config.from_scratch
+        assert config.checkpoint is None
+
+
+def test_folding_is_as_promised():
+    config = get_config("aloha_fold")
+    assert load_robot(config.data.robot).action_dim == 14
+    assert config.agent.horizon_length == 20
+    assert config.agent.critic.num_critics == 10
+    assert config.agent.num_action_samples == 4
+    assert get_config("rl_fold_box").agent.critic == LARGE_CRITICS
+    assert get_config("aloha_fold_bc").agent == BCConfig(), "whose defaults are OpenPI's"
+
+
+@pytest.mark.parametrize("name", list_configs())
+def test_every_preset_can_work_as_it_is_and_for_debugging(name, tmp_path):
+    (tmp_path / "params").mkdir()
+    given = {"data.repo_id": str(tmp_path)}
+    if not get_config(name).from_scratch:
+        given["checkpoint"] = str(tmp_path)
+    config = override_config(get_config(name), given)
+    check_config(config, device_count=8)
+    small = debug_config(config)
+    check_config(small, device_count=8)
+    assert (small.steps, small.batch_size) == (10, 8)
+    assert (small.model, small.env, small.data) == (config.model, config.env, config.data)
+
+
+@pytest.mark.parametrize("name", list_configs())
+def test_every_preset_says_what_for_by_which_command_on_what_and_how_well(name):
+    preset = get_preset(name)
+    assert preset.summary == preset.about.splitlines()[0]
+    assert len(preset.summary) <= 120
+    for word in ("Command", "Needs", "Should reach"):
+        assert re.search(rf"^{word}: \w", preset.about, flags=re.MULTILINE), word
+    (command,) = re.findall(r"^Command: pirl (.*)$", preset.about, flags=re.MULTILINE)
+    assert _parse(shlex.split(command)).resolve().name == name
+
+
+def test_an_unknown_preset_is_answered_with_the_nearest():
+    with pytest.raises(ConfigError, match="Did you mean aloha_fold_pi05_lora?"):
+        get_config("aloha_fold_pi5_lora")
