@@ -1,0 +1,25 @@
+"""What a run shows a person: one HTML file with charts, film strips and numbers that needs nothing else to be read."""
+
+from typing import TYPE_CHECKING
+
+from pirl.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from pirl.report.comparison import PolicyResult, comparison_section, headline, read_results
+    from pirl.report.curves import Panel, curves_section
+    from pirl.report.film import Episode, episodes_section
+    from pirl.report.page import Section, build_page
+    from pirl.report.provenance import config_differences, describe_machine, provenance_section
+    from pirl.report.runs import Curve, Run, read_run
+
+__getattr__, __dir__, __all__ = lazy_names(
+    __name__,
+    {
+        "comparison": ("PolicyResult", "comparison_section", "headline", "read_results"),
+        "curves": ("Panel", "curves_section"),
+        "film": ("Episode", "episodes_section"),
+        "page": ("Section", "build_page"),
+        "provenance": ("config_differences", "describe_machine", "provenance_section"),
+        "runs": ("Curve", "Run", "read_run"),
+    },
+)
