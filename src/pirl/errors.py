@@ -5,7 +5,9 @@ from collections.abc import Iterable
 
 
 class UserError(ValueError):
-    """Bad input: the command line prints its message without a traceback and exits with code 2."""
+    """Bad input: the command line prints its message without a traceback and exits with this code."""
+
+    exit_code = 2
 
 
 class ConfigError(UserError):
@@ -26,6 +28,12 @@ class DataError(UserError):
 
 class EnvError(UserError):
     """An environment that fails: it cannot be started, raises, or says what it should not."""
+
+
+class TrainingError(UserError):
+    """A run that cannot go on: nothing was wrong with what was asked, but training went astray."""
+
+    exit_code = 1
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

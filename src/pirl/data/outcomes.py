@@ -145,7 +145,12 @@ def _shape(
             return np.r_[np.zeros(end - first - 1), label.reward].astype(np.float32)
         if evidence.reward is not None:
             return evidence.reward[first:end].astype(np.float32)
-    at_success = np.zeros(end - first, np.float32)
+    return shaped_rewards(config, succeeded, end - first)
+
+
+def shaped_rewards(config: OutcomeConfig, succeeded: bool, steps: int) -> Float32[np.ndarray, " steps"]:
+    """Rewards that follow from success alone."""
+    at_success = np.zeros(steps, np.float32)
     at_success[-1] = succeeded
     return at_success - 1 if config.reward == "step_penalty" else at_success
 

@@ -19,8 +19,11 @@ from pirl.envs.video import Film
 from pirl.errors import DataError
 
 SIGNIFICANT = 0.05
-# What may change the outcome of an episode, where it is installed.
-_PACKAGES = ("pirl", "jax", "numpy", "gymnasium", "mujoco", "gym-aloha", "hf-libero", "metaworld")
+# What may change the outcome of an episode or of training, where it is installed.
+_PACKAGES = (
+    *("pirl", "jax", "numpy", "flax", "optax", "orbax-checkpoint"),
+    *("gymnasium", "mujoco", "gym-aloha", "hf-libero", "metaworld"),
+)
 
 
 @dataclass(frozen=True)
@@ -211,7 +214,7 @@ def compare(first: Evaluation, second: Evaluation) -> Comparison:
 
 @functools.cache
 def versions() -> dict[str, str]:
-    """Of what decides how an episode goes, where it is installed."""
+    """Of what decides how an episode or a training run goes, where it is installed."""
     found = {"python": platform.python_version()}
     for package in _PACKAGES:
         try:

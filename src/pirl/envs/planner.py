@@ -1,14 +1,14 @@
 """What decides the actions: a policy that plans a chunk for every environment that needs one, in one inference."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial, reduce
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 import jax
 import numpy as np
-from jaxtyping import Float, Float32, UInt32
+from jaxtyping import Float, Float32, Key, PRNGKeyArray, UInt32
 
 from pirl.data.policy_io import PolicyIO
 from pirl.data.robots import Robot, load_robot
@@ -19,6 +19,8 @@ from pirl.models import Observation, Pi0, Pi0Config, Tokenizer
 from pirl.models.types import Array
 
 NO_STATISTICS = "none"
+# From observations, and a key for each of them, to chunks.
+Act = Callable[[Observation, Key[Array, " b"]], Float[Array, "b horizon action_dim"]]
 
 
 @runtime_checkable
@@ -34,20 +36,20 @@ class Planner(Protocol):
         ...
 
 
-class PolicyPlanner:
-    """A π₀ policy as a planner. The noise of a chunk comes from the episode's seed and step, so episodes repeat exactly.
+class ChunkPlanner:
+    """Plans by a function from observations and one random key each to chunks, all in the model's units.
 
-    Batches are filled up to `batch_size`, so that one compiled program serves however many environments there are.
+    The key of a chunk comes from the episode's seed and step, so episodes repeat exactly. Batches are filled up to
+    `batch_size`, so that one compiled program serves however many environments there are.
     """
 
-    def __init__(self, policy: Pi0, policy_io: PolicyIO, *, batch_size: int, num_steps: int = 10) -> None:
-        if batch_size < 1 or num_steps < 1:
-            raise ConfigError(f"batch_size = {batch_size} and num_steps = {num_steps} should be at least 1.")
-        self.horizon = policy.config.action_horizon
+    def __init__(self, act: Act, policy_io: PolicyIO, *, batch_size: int) -> None:
+        if batch_size < 1:
+            raise ConfigError(f"batch_size = {batch_size} should be at least 1.")
+        self.horizon = policy_io.config.action_horizon
         self.policy_io = policy_io
-        self._policy = policy
+        self._act = act
         self._batch_size = batch_size
-        self._num_steps = num_steps
 
     def plan(
         self, observations: EnvObservation, prompts: Sequence[str], seeds: Sequence[int], steps: Sequence[int]
@@ -57,27 +59,40 @@ class PolicyPlanner:
         images = {slot: observations[feature] for slot, feature in robot.cameras.items()}
         state = np.concatenate([observations[column] for column in robot.state], axis=-1)
         observation = self.policy_io.observation(images, state, list(prompts))
-        noise_ids = np.array([[seed & 0xFFFFFFFF, seed >> 32, step] for seed, step in zip(seeds, steps, strict=True)])
+        numbers = np.array([[seed & 0xFFFFFFFF, seed >> 32, step] for seed, step in zip(seeds, steps, strict=True)])
         chunks = []
         for first in range(0, len(state), size):
             # The last row again and again fills the batch.
             rows = np.minimum(np.arange(first, first + size), len(state) - 1)
             part: Observation = jax.tree.map(lambda values, rows=rows: values[rows], observation)
-            chunks.append(_plan(self._policy, part, noise_ids[rows].astype(np.uint32), self._num_steps))
+            chunks.append(self._act(part, _keys(numbers[rows].astype(np.uint32))))
         return self.policy_io.robot_actions(jax.numpy.concatenate(chunks)[: len(state)], state)
 
 
-@partial(jax.jit, static_argnames="num_steps")
-def _plan(
-    policy: Pi0, observation: Observation, noise_ids: UInt32[Array, "b 3"], num_steps: int
-) -> Float[Array, "b horizon action_dim"]:
-    def noise(ids: UInt32[Array, " 3"]) -> Float[Array, "1 horizon action_dim"]:
-        key = jax.random.key(0)
-        for number in ids:
-            key = jax.random.fold_in(key, number)
-        return jax.random.normal(key, (1, policy.config.action_horizon, policy.config.action_dim))
+class PolicyPlanner(ChunkPlanner):
+    """A π₀ policy as a planner."""
 
-    return policy.sample(policy.encode(observation), num_steps=num_steps, noise=jax.vmap(noise)(noise_ids))[:, 0]
+    def __init__(self, policy: Pi0, policy_io: PolicyIO, *, batch_size: int, num_steps: int = 10) -> None:
+        if num_steps < 1:
+            raise ConfigError(f"num_steps = {num_steps} should be at least 1.")
+        super().__init__(partial(_sample, policy, num_steps=num_steps), policy_io, batch_size=batch_size)
+
+
+@jax.jit
+def _keys(numbers: UInt32[Array, "b 3"]) -> Key[Array, " b"]:
+    def key(of: UInt32[Array, " 3"]) -> PRNGKeyArray:
+        return reduce(jax.random.fold_in, of, jax.random.key(0))
+
+    return jax.vmap(key)(numbers)
+
+
+@partial(jax.jit, static_argnames="num_steps")
+def _sample(
+    policy: Pi0, observation: Observation, keys: Key[Array, " b"], num_steps: int
+) -> Float[Array, "b horizon action_dim"]:
+    shape = (1, policy.config.action_horizon, policy.config.action_dim)
+    noise = jax.vmap(lambda key: jax.random.normal(key, shape))(keys)
+    return policy.sample(policy.encode(observation), num_steps=num_steps, noise=noise)[:, 0]
 
 
 def load_planner(
@@ -92,12 +107,13 @@ def load_planner(
 ) -> PolicyPlanner:
     """The policy of a checkpoint or a run, for an environment; whether they fit is known before anything is loaded.
 
-    `robot` is another description of the environment's robot (a preset or a JSON file), such as one with delta actions.
+    `robot` is another description of the environment's robot (a preset or a JSON file), such as one with delta actions;
+    a policy that was trained here brings its own.
     `asset_id` chooses among several statistics; "none" does without.
     """
     opened = open_checkpoint(find_policy(checkpoint))
     config = resolve_config(opened, model)
-    seen = _visible(description.robot, config) if robot is None else load_robot(robot)
+    seen = _visible(_own_robot(opened) or description.robot, config) if robot is None else load_robot(robot)
     statistics = _choose_statistics(opened, asset_id)
     check_policy(seen, config, statistics, description)
     tokenizer = Tokenizer.for_model(config) if config.max_token_len else None
@@ -170,6 +186,12 @@ def _visible(robot: Robot, config: Pi0Config) -> Robot:
     return dataclasses.replace(
         robot, cameras={slot: feature for slot, feature in robot.cameras.items() if slot in config.cameras}
     )
+
+
+def _own_robot(checkpoint: Checkpoint) -> Robot | None:
+    """The robot that a policy says it was trained for."""
+    described = checkpoint.description.get("robot")
+    return None if described is None else Robot.from_dict(described)
 
 
 def _choose_statistics(checkpoint: Checkpoint, asset_id: str | None) -> dict[str, NormStats] | None:

@@ -294,10 +294,16 @@ def _named_damage(directory: Path, what: str) -> Iterator[None]:
 @contextlib.contextmanager
 def quiet_orbax() -> Iterator[None]:
     """Hold back Orbax's log: about metadata that OpenPI's checkpoints never had, and before errors we name ourselves."""
-    logger = logging.getLogger("absl")
-    level = logger.level
-    logger.setLevel(logging.CRITICAL)
+
+    def is_not_orbax(record: logging.LogRecord) -> bool:  # one for each use: threads may overlap here
+        return "orbax" not in Path(record.pathname).parts and "/orbax/" not in record.getMessage()
+
+    # asyncio tells, one by one, of the writes that failed after the first one, which is raised.
+    loggers = [logging.getLogger(name) for name in ("absl", "asyncio")]
+    for logger in loggers:
+        logger.addFilter(is_not_orbax)
     try:
         yield
     finally:
-        logger.setLevel(level)
+        for logger in loggers:
+            logger.removeFilter(is_not_orbax)

@@ -1,0 +1,218 @@
+"""The two checkpoints of a run: the full state, to resume bit for bit, and the OpenPI policy, to deploy."""
+
+import concurrent.futures
+import contextlib
+import gc
+import logging
+import math
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+from jaxtyping import PyTree
+
+from pirl.config import CheckpointConfig
+from pirl.envs.evaluation import versions
+from pirl.errors import CheckpointError, ConfigError
+from pirl.interop import NormStats, save_checkpoint
+from pirl.interop.reading import quiet_orbax
+from pirl.models import Pi0, get_parameters
+from pirl.models.parameters import nest
+from pirl.training.records import (
+    DamageError,
+    check_files,
+    check_leaves,
+    in_one_line,
+    make_record,
+    named_leaves,
+    read_record,
+    write_record,
+)
+from pirl.training.retention import make_room, put_in_place, record_best, sweep
+from pirl.training.run import RunDirectory, saved_steps
+
+_ARRAYS = "arrays"
+_logger = logging.getLogger(__name__)
+
+
+class Checkpoints:
+    """Saves and restores the state of a run, and the policy with it.
+
+    A save returns as soon as the arrays are copied; the rest happens in the background, one save at a time. The policy
+    appears first, whole, then the state, in one rename: a state that is there has its policy, and a process that dies at
+    any moment leaves only hidden remains, which the next one removes.
+
+    Kept are the newest `max_to_keep` steps and the multiples of `keep_period`, state and policy both, as OpenPI does, so
+    that a run can go on from any of them; and the policy (not the state) of the step that was best by `best_metric`,
+    the earliest of equals, which `checkpoints/best.json` names.
+    """
+
+    def __init__(self, run: RunDirectory, config: CheckpointConfig) -> None:
+        try:
+            self._host = jax.local_devices(backend="cpu")[0]
+        except RuntimeError as error:
+            raise ConfigError(
+                "policies are saved from the host's memory, which JAX was told to leave out: add cpu to JAX_PLATFORMS, "
+                f"which is {os.environ.get('JAX_PLATFORMS')!r}."
+            ) from error
+        self._run = run
+        self._config = config
+        for directory in (run.states, run.policies):
+            sweep(directory)
+        record_best(run, config)
+        self._quiet = contextlib.ExitStack()
+        self._quiet.enter_context(quiet_orbax())
+        self._checkpointer = ocp.AsyncCheckpointer(ocp.PyTreeCheckpointHandler())
+        self._background = concurrent.futures.ThreadPoolExecutor(1, "checkpoints")
+        self._pending: concurrent.futures.Future[None] | None = None
+
+    def save(
+        self,
+        step: int,
+        state: PyTree,
+        host: Mapping[str, Any],
+        policy: Pi0,
+        norm_stats: Mapping[str, Mapping[str, NormStats]],
+        metadata: Mapping[str, Any],
+        metrics: Mapping[str, float],
+    ) -> None:
+        """Begin to save; the state may be donated afterwards. Raises what went wrong in the save before.
+
+        `state` is a pytree of arrays; `host` is what else a resumed run needs and `metadata` what a reader wants to
+        know, both as JSON; `metrics` are those of this step.
+        """
+        self.wait()
+        known = {"step": step, "metrics": {name: float(x) for name, x in metrics.items() if math.isfinite(x)}}
+        leaves = named_leaves(state)
+        record = make_record(leaves, {**known, "host": dict(host), "metadata": dict(metadata), "versions": versions()})
+        description = {**record["metadata"], **known}
+        partial = self._run.states / f".{step}.partial"
+        try:
+            parameters = self._copy_to_host(get_parameters(policy))
+            shutil.rmtree(partial, ignore_errors=True)
+            partial.mkdir(parents=True)
+            self._checkpointer.save(partial / _ARRAYS, args=ocp.args.PyTreeSave(nest(leaves)))
+        except Exception as error:
+            raise self._failure(step, partial, in_one_line(error)) from error
+
+        def finish() -> None:
+            try:
+                place = self._run.policies / str(step)
+                save_checkpoint(
+                    place, parameters, policy.config, norm_stats=norm_stats, metadata=description, overwrite=True
+                )
+                self._checkpointer.wait_until_finished()
+                write_record(partial, record)
+                put_in_place(partial, self._run.states / str(step))
+                record_best(self._run, self._config)
+                make_room(self._run, self._config, step)
+                return
+            except Exception as error:
+                _logger.debug("the checkpoint of step %d failed", step, exc_info=True)
+                reason = in_one_line(error)
+            # Not from the error: its frames hold Orbax's other failed writes, which complain when they go.
+            raise self._failure(step, partial, reason)
+
+        self._pending = self._background.submit(finish)
+
+    def wait(self) -> None:
+        """Until the last save is complete. Raises what went wrong in it; older checkpoints are still there then."""
+        if self._pending is not None:
+            concurrent.futures.wait([self._pending])  # it is forgotten only when it has ended: this can be interrupted
+            pending, self._pending = self._pending, None
+            pending.result()
+
+    def latest(self) -> int | None:
+        """The newest step there is a full state of."""
+        return max(saved_steps(self._run.states), default=None)
+
+    def restore(self, like: PyTree, step: int | None = None) -> tuple[PyTree, dict[str, Any], int]:
+        """The state of a step, what was saved as `host` with it, and the step: the newest that is whole, if not told.
+
+        `like` has the structure, and says where each leaf is to lie: arrays, or shapes with their shardings.
+        """
+        self.wait()
+        saved = saved_steps(self._run.states)
+        if not saved or (step is not None and step not in saved):
+            wanted = "checkpoint" if step is None else f"checkpoint of step {step}"
+            there = f"; there are those of steps {', '.join(map(str, saved))}" if saved else ""
+            raise CheckpointError(f"there is no {wanted} in {self._run.states}{there}.")
+        failures = []
+        for candidate in reversed(saved) if step is None else [step]:
+            try:
+                return (*self._read(self._run.states / str(candidate), like), candidate)
+            except DamageError as damage:
+                failures.append(f"{self._run.states / str(candidate)} is damaged: {damage}")
+                if step is None:
+                    _logger.warning("%s. The checkpoint before it is taken, if there is one.", failures[-1])
+        listing = "".join(f"\n  {failure}" for failure in failures)
+        raise CheckpointError(
+            f"no checkpoint could be restored:{listing}\nPut one back from a copy, or begin again (--overwrite)."
+        )
+
+    def close(self) -> None:
+        """Finish what is being saved, and let go. Raises what went wrong in it."""
+        try:
+            self.wait()
+        finally:
+            self._background.shutdown()
+            self._checkpointer.close()
+            self._quiet.close()
+
+    def __enter__(self) -> "Checkpoints":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            self.close()
+        except CheckpointError as failure:
+            if error is None:
+                raise
+            _logger.error("%s", failure)  # what ended the run matters more
+
+    def _copy_to_host(self, parameters: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
+        """Copies that donation cannot reach: of an array on the CPU, NumPy would else show the same memory."""
+        for value in parameters.values():
+            value.copy_to_host_async()
+        return {name: jax.device_put(np.array(value), self._host) for name, value in parameters.items()}
+
+    def _read(self, directory: Path, like: PyTree) -> tuple[PyTree, dict[str, Any]]:
+        record = read_record(directory)
+        check_files(directory, record)
+        leaves = {name: _placed(leaf) for name, leaf in named_leaves(like).items()}
+        check_leaves(directory, record, leaves)
+        tree = nest(leaves)
+        arguments = ocp.args.PyTreeRestore(item=tree, restore_args=ocp.checkpoint_utils.construct_restore_args(tree))
+        try:
+            arrays = named_leaves(self._checkpointer.restore(directory / _ARRAYS, args=arguments))
+        except (MemoryError, jax.errors.JaxRuntimeError):
+            raise
+        except Exception as error:  # TensorStore's arrive as bare Exceptions
+            raise DamageError(in_one_line(error)) from error
+        return jax.tree.unflatten(jax.tree.structure(like), [arrays[name] for name in leaves]), record["host"]
+
+    def _failure(self, step: int, partial: Path, reason: str) -> CheckpointError:
+        """What to say about a save that failed, with its remains removed."""
+        with contextlib.suppress(Exception):  # the arrays may still be on their way, and fail for the same reason
+            self._checkpointer.wait_until_finished()
+        gc.collect()
+        shutil.rmtree(partial, ignore_errors=True)
+        newest = self.latest()
+        older = "There is no other one" if newest is None else f"The newest that is whole is that of step {newest}"
+        return CheckpointError(
+            f"the checkpoint of step {step} could not be written in {self._run.checkpoints}: {reason}. "
+            f"{older}. See to the cause (a full disk, missing rights), then go on with --resume."
+        )
+
+
+def _placed(leaf: Any) -> jax.ShapeDtypeStruct:
+    sharding = leaf.sharding or jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)

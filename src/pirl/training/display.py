@@ -1,0 +1,219 @@
+"""What a person watches while a run goes on: one live display, or plain lines where there is no terminal."""
+
+import contextlib
+import logging
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from pirl.errors import UserError
+
+Activity = Literal["data", "update", "rollout", "evaluation", "checkpoint"]
+
+
+class Display:
+    """Progress of a run. Lines of text come at most every `every` steps; what is said also goes to the file `log`."""
+
+    def __init__(self, total_steps: int, title: str, *, every: int = 1, log: Path | None = None):
+        self._total = total_steps
+        self._title = title
+        self._every = every
+        self._stream = sys.stderr
+        self._console = Console(file=self._stream, highlight=False, markup=False, emoji=False)
+        self._log_path = log
+        self._cleanup = contextlib.ExitStack()
+        self._log: logging.Handler | None = None
+        self._live: Live | None = None
+        self._phase, self._phase_began = "starting", time.monotonic()
+        self._note = ""
+        self._step = 0
+        self._shown_step: int | None = None
+        self._values: dict[str, float | int] = {}
+        self._speed: float | None = None
+        self._began: tuple[float, int] | None = None
+
+    def __enter__(self) -> "Display":
+        if self._log_path is not None:
+            self._log = self._cleanup.enter_context(_logging_to(self._log_path))
+        if self._stream.isatty() and not self._console.is_dumb_terminal:
+            # Redirected output shows above the display; a standard output that goes to a file is left alone.
+            live = Live(
+                get_renderable=self._render, console=self._console, transient=True, redirect_stdout=sys.stdout.isatty()
+            )
+            self._live = self._cleanup.enter_context(live)
+            self._cleanup.enter_context(_warnings_moved(self._stream, sys.stderr))
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._log is not None and error is not None:
+            # What the program does not expect is written with its traceback, for whoever looks the next morning.
+            expected = isinstance(error, UserError | KeyboardInterrupt)
+            self._to_log(logging.ERROR, str(error) or type(error).__name__, None if expected else error)
+        live, self._live = self._live, None
+        self._cleanup.close()
+        if live is not None and self._step:
+            self._print(self._line())
+
+    def update(
+        self, step: int, values: Mapping[str, float | int], timing: Mapping[str, float | int] | None = None
+    ) -> None:
+        """Show a step. What a step does not measure, such as success, stays as it was last measured."""
+        self._step = step
+        self._values.update(values)
+        self._speed = (timing or {}).get("steps_per_second", self._speed)
+        if self._began is None:
+            self._began = time.monotonic(), step
+        due = self._shown_step is None or step >= self._shown_step + self._every or step == self._total
+        if self._live is None and due and step != self._shown_step:
+            self._shown_step = step
+            self._print(self._line())
+
+    def say(self, text: str) -> None:
+        """A line that stays, and goes to the log."""
+        self._print(text)
+        self._to_log(logging.INFO, text)
+
+    def note(self, text: str) -> None:
+        """Show a few words beside the phase. Safe to call from a signal handler: the display draws them by itself."""
+        self._note = text
+
+    @contextlib.contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Say what goes on: offline, online, evaluating, saving."""
+        before = self._phase, self._phase_began
+        self._phase, self._phase_began = name, time.monotonic()
+        try:
+            yield
+        finally:
+            self._phase, self._phase_began = before
+
+    def _print(self, text: str) -> None:
+        self._console.print(Text(text), soft_wrap=True)
+        self._stream.flush()
+
+    def _to_log(self, level: int, text: str, error: BaseException | None = None) -> None:
+        if self._log is not None:
+            trace = None if error is None else (type(error), error, error.__traceback__)
+            self._log.handle(logging.LogRecord("pirl", level, "", 0, text, None, trace))
+
+    def _line(self) -> str:
+        words = [f"step {self._step}/{self._total}", *describe(self._values), *self._pace()]
+        return "  ".join(words)
+
+    def _pace(self) -> list[str]:
+        remaining = self._remaining()
+        speed = [] if self._speed is None else [f"{self._speed:.3g} steps/s"]
+        return speed if remaining is None else [*speed, f"ETA {duration(remaining)}"]
+
+    def _remaining(self) -> float | None:
+        """Seconds to the end: from all that has happened since the first steps, which compile, were over."""
+        left = self._total - self._step
+        if self._began is None or left <= 0:
+            return None
+        began, first = self._began
+        if self._step > first:
+            return left * (time.monotonic() - began) / (self._step - first)
+        return left / self._speed if self._speed else None
+
+    def _render(self) -> Group:
+        phase = f"{self._phase} {duration(time.monotonic() - self._phase_began)}"
+        head = Table.grid(padding=(0, 2))
+        bar = ProgressBar(total=max(self._total, 1), completed=self._step, width=24)
+        head.add_row(self._title, phase, bar, f"{self._step}/{self._total}")
+        lines = ["  ".join(describe(self._values)), "  ".join(self._pace()), self._note]
+        return Group(head, *(Text(line, no_wrap=True, overflow="ellipsis") for line in lines if line))
+
+
+def describe(values: Mapping[str, float | int]) -> list[str]:
+    """The few numbers that say how a run goes, as words."""
+    words = [
+        f"{word} {values[name]:.3g}" for word, name in (("loss", "loss"), ("q", "critic/q_mean")) if name in values
+    ]
+    if "eval/success" in values:
+        success = f"success {values['eval/success']:.1%}".replace("%", " %")
+        ends = [values.get(f"eval/success_{end}") for end in ("low", "high")]
+        interval = [f"{100 * end:.1f}" for end in ends if end is not None]
+        words.append(f"{success} [{', '.join(interval)}]" if len(interval) == 2 else success)
+    if values.get("skipped"):
+        words.append(f"skipped {values['skipped']:.0f}")
+    return words
+
+
+def duration(seconds: float) -> str:
+    """A time span as people say it: 35 s, 4 min, 2 h 05 min, 3 d 04 h."""
+    if round(seconds) < 90:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    if minutes < 60:
+        return f"{minutes} min"
+    if minutes < 48 * 60:
+        return f"{minutes // 60} h {minutes % 60:02d} min"
+    return f"{minutes // 1440} d {minutes % 1440 // 60:02d} h"
+
+
+class Stopwatch:
+    """Where the host's time goes. What the device does shows where the host next waits for it."""
+
+    def __init__(self, clock: Callable[[], float] = time.perf_counter):
+        self._clock = clock
+        self._began = clock()
+        self._spent: dict[str, float] = {}
+
+    @contextlib.contextmanager
+    def __call__(self, activity: Activity) -> Iterator[None]:
+        """Time what is done within."""
+        began = self._clock()
+        try:
+            yield
+        finally:
+            self._spent[activity] = self._spent.get(activity, 0.0) + self._clock() - began
+
+    def lap(self, steps: int) -> dict[str, float]:
+        """Seconds by activity and in all since the last lap, in which so many steps were made; and their speed."""
+        now = self._clock()
+        seconds = now - self._began
+        spent = {f"seconds/{activity}": round(value, 6) for activity, value in sorted(self._spent.items())}
+        self._began, self._spent = now, {}
+        return {"steps_per_second": round(steps / seconds, 6), "seconds": round(seconds, 6), **spent}
+
+
+@contextlib.contextmanager
+def _logging_to(path: Path) -> Iterator[logging.Handler]:
+    """Have this file hold everything that is logged."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handler = logging.FileHandler(path, encoding="utf-8")
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    logging.getLogger().addHandler(handler)
+    try:
+        yield handler
+    finally:
+        logging.getLogger().removeHandler(handler)
+        handler.close()
+
+
+@contextlib.contextmanager
+def _warnings_moved(before: Any, now: Any) -> Iterator[None]:
+    """Let log messages on their way to the terminal appear above the display instead of within it."""
+    handlers = [
+        handler
+        for handler in logging.getLogger().handlers
+        if isinstance(handler, logging.StreamHandler) and handler.stream is before
+    ]
+    for handler in handlers:
+        handler.setStream(now)
+    try:
+        yield
+    finally:
+        for handler in handlers:
+            handler.setStream(before)

@@ -1,0 +1,231 @@
+"""What is done when training goes wrong, no longer improves, or is told to end."""
+
+import functools
+import io
+import json
+import logging
+import math
+import signal
+from collections import deque
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import FrameType, TracebackType
+from typing import Any, TypeVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from pirl.config.parts import HealthConfig, StoppingConfig
+from pirl.errors import TrainingError
+from pirl.files import write_file
+from pirl.training.run import saved_steps
+
+logger = logging.getLogger(__name__)
+
+# Bad batches that are kept: the first ones, which are nearest to the cause.
+MAX_RECORDED = 10
+
+AgentT = TypeVar("AgentT")
+BatchT = TypeVar("BatchT")
+Update = Callable[[AgentT, BatchT, jax.Array], tuple[AgentT, dict[str, Any]]]
+
+
+def guarded(update: Update[AgentT, BatchT], loss_limit: float = math.inf) -> Update[AgentT, BatchT]:
+    """An update that leaves the learner exactly as it was where the loss or a gradient is not finite, or too large.
+
+    The metrics stay those of the attempt, and `skipped` (1 or 0) joins them. It is pure: compile it, or scan over it.
+    """
+
+    @functools.wraps(update)
+    def attempt(agent: AgentT, batch: BatchT, rng: jax.Array) -> tuple[AgentT, dict[str, Any]]:
+        updated, metrics = update(agent, batch, rng)
+        fine = jnp.abs(metrics["loss"]) <= loss_limit
+        for name in _watched(metrics):
+            fine &= jnp.isfinite(metrics[name])
+        kept = jax.tree.map(lambda new, old: jnp.where(fine, new, old), updated, agent)
+        return kept, {**metrics, "skipped": jnp.where(fine, 0.0, 1.0)}
+
+    return attempt
+
+
+def _watched(metrics: Mapping[str, Any]) -> list[str]:
+    return ["loss", *sorted(name for name in metrics if name.startswith("grad_norm/"))]
+
+
+class Health:
+    """Counts skipped updates, keeps their batches, and stops the run after `max_skipped` in a row.
+
+    A skipped update changes nothing, so whatever was saved is good; but many in a row will not end by themselves.
+    """
+
+    def __init__(self, config: HealthConfig, bad_batches: Path, states: Path):
+        self._config = config
+        self._bad_batches = bad_batches
+        self._states = states
+        self._waiting: deque[tuple[int, Mapping[str, Any], Any]] = deque()
+        self.skipped = 0
+        self.in_a_row = 0
+
+    def check(self, step: int, metrics: Mapping[str, Any], batch: Any) -> None:
+        """Take what a guarded update returned, and look at the one before, so that the device always has work.
+
+        Where several updates were compiled into one, metrics and batch have them along their first axis, and `step` is
+        that of the last.
+        """
+        self._waiting.append((step, metrics, batch))
+        if len(self._waiting) > 1:
+            self._look(*self._waiting.popleft())
+
+    def finish(self) -> None:
+        """Look at what has not been looked at."""
+        while self._waiting:
+            self._look(*self._waiting.popleft())
+
+    def state(self) -> dict[str, int]:
+        """The counts, for a checkpoint."""
+        self.finish()
+        return {"skipped": self.skipped, "in_a_row": self.in_a_row}
+
+    def restore(self, state: Mapping[str, int]) -> None:
+        """Go on from the counts of a checkpoint."""
+        self.skipped, self.in_a_row = state["skipped"], state["in_a_row"]
+
+    def _look(self, step: int, metrics: Mapping[str, Any], batch: Any) -> None:
+        flags = np.asarray(metrics["skipped"])
+        first = step - flags.size + 1
+        for index in np.ndindex(flags.shape):
+            if not flags[index]:
+                self.in_a_row = 0
+                continue
+            self.skipped += 1
+            self.in_a_row += 1
+            values = {name: float(np.asarray(value)[index]) for name, value in metrics.items()}
+            self._record(first + sum(index), values, jax.tree.map(lambda leaf, at=index: leaf[at], batch))
+            if self.in_a_row >= self._config.max_skipped:
+                raise TrainingError(self._explain(first + sum(index), values))
+
+    def _record(self, step: int, metrics: dict[str, float], batch: Any) -> None:
+        """Write the batch, and what is odd about it, unless there are enough already."""
+        path = self._bad_batches / f"{step:08d}.npz"
+        if not path.exists() and len(list(self._bad_batches.glob("*.npz"))) >= MAX_RECORDED:
+            return
+        leaves = {
+            jax.tree_util.keystr(where, simple=True, separator="/"): _as_numpy(leaf)
+            for where, leaf in jax.tree_util.tree_leaves_with_path(batch)
+        }
+        arrays = io.BytesIO()
+        np.savez_compressed(arrays, **leaves)  # type: ignore[arg-type]
+        about = {
+            "step": step,
+            "reason": self._reason(metrics),
+            "metrics": {name: value if math.isfinite(value) else str(value) for name, value in metrics.items()},
+            "leaves": {name: _describe(leaf) for name, leaf in leaves.items()},
+        }
+        try:
+            write_file(path, arrays.getvalue())
+            write_file(path.with_suffix(".json"), json.dumps(about, indent=1) + "\n")
+        except OSError as error:
+            logger.warning("update %d was skipped, and its batch cannot be written: %s", step, error)
+        else:
+            logger.warning("update %d was skipped: %s. Its batch is %s.", step, about["reason"], path)
+
+    def _reason(self, metrics: Mapping[str, float]) -> str:
+        odd = [f"{name} is {metrics[name]}" for name in _watched(metrics) if not math.isfinite(metrics[name])]
+        limit = f"loss is {metrics['loss']:.4g}, beyond health.loss_limit = {self._config.loss_limit:g}"
+        return ", ".join(odd) or limit
+
+    def _explain(self, step: int, metrics: Mapping[str, float]) -> str:
+        saved = saved_steps(self._states)
+        state = f"The last good state is {self._states / str(saved[-1])}" if saved else "No state was saved yet"
+        return (
+            f"training stopped at step {step}: {self.in_a_row} updates in a row were skipped (in the last, "
+            f"{self._reason(metrics)}). {state}. The batches are in {self._bad_batches}, each with a JSON file that "
+            "counts its values that are not finite: if there are any, check the dataset (`pirl data check`). If not, "
+            "try a lower learning rate, a longer warm-up or a smaller clip_norm."
+        )
+
+
+def _as_numpy(leaf: Any) -> np.ndarray:
+    array = np.asarray(leaf)
+    # What numpy does not know by itself, such as bfloat16, cannot be read back from its files.
+    return array if array.dtype.isbuiltin == 1 else array.astype(np.float32)
+
+
+def _describe(array: np.ndarray) -> dict[str, Any]:
+    finite = array[np.isfinite(array)]
+    ends = [float(finite.min()), float(finite.max())] if finite.size else None
+    return {
+        "shape": list(array.shape),
+        "dtype": str(array.dtype),
+        "not_finite": int(array.size - finite.size),
+        "range": ends,
+    }
+
+
+class EarlyStopping:
+    """Says when a measurement has not improved by more than `min_delta` for `patience` times."""
+
+    def __init__(self, config: StoppingConfig):
+        self._config = config
+        self._best: float | None = None
+        self._waited = 0
+
+    def update(self, value: float) -> bool:
+        """Take a measurement: should the run end? NaN is no improvement."""
+        if self._config.metric is None:
+            return False
+        sign = 1 if self._config.mode == "max" else -1
+        gain = math.inf if self._best is None else sign * (value - self._best)
+        if gain > self._config.min_delta and not math.isnan(value):
+            self._best, self._waited = value, 0
+        else:
+            self._waited += 1
+        return self._waited >= self._config.patience
+
+    def state(self) -> dict[str, Any]:
+        """The best value and how often it was not beaten, for a checkpoint."""
+        return {"best": self._best, "waited": self._waited}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on from a checkpoint."""
+        self._best, self._waited = state["best"], state["waited"]
+
+
+class StopSignal:
+    """While it is open, SIGTERM and Ctrl-C ask the run to end after this step; Ctrl-C after that ends it at once.
+
+    `tell` is called with what to show meanwhile, from within the signal handler: it should only take note.
+    """
+
+    def __init__(self, tell: Callable[[str], None] | None = None):
+        self._tell = tell
+        self._before: dict[int, Any] = {}
+        self.received: signal.Signals | None = None
+
+    @property
+    def requested(self) -> bool:
+        """Whether the run should save and end."""
+        return self.received is not None
+
+    @property
+    def exit_code(self) -> int:
+        """What the command should exit with: being ended by a scheduler is no failure."""
+        return 130 if self.received == signal.SIGINT else 0
+
+    def __enter__(self) -> "StopSignal":
+        self._before = {number: signal.signal(number, self._handle) for number in (signal.SIGTERM, signal.SIGINT)}
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if self.requested and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        self.received = self.received or signal.Signals(number)
+        if self._tell is not None:
+            self._tell("stopping after this step; Ctrl-C again ends at once")

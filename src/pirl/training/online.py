@@ -1,0 +1,95 @@
+"""Practice: rounds of episodes that the learner acts by itself, and the updates that are owed for them."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import numpy as np
+
+from pirl.config import OnlineConfig
+from pirl.data import ChunkBatch, ChunkSampler, ReplayBuffer
+from pirl.data.outcomes import OutcomeConfig, shaped_rewards
+from pirl.data.replay_episodes import Episode
+from pirl.data.robots import Robot
+from pirl.envs.planner import Planner
+from pirl.envs.pools import EnvPool
+from pirl.envs.rollouts import Rollout, make_starts, roll_out
+
+
+class Practice:
+    """Collects rounds of whole episodes into a replay buffer. Between rounds nothing is under way, so it can be saved.
+
+    Every environment step brings `utd_ratio` updates that are owed, made `updates_per_scan` at a time on batches of
+    which the prior data has its part.
+    """
+
+    def __init__(
+        self,
+        config: OnlineConfig,
+        outcomes: OutcomeConfig,
+        pool: EnvPool,
+        replay: ReplayBuffer,
+        sampler: ChunkSampler,
+        *,
+        robot: Robot,
+        execute_steps: int,
+    ):
+        """`sampler` mixes prior data with what is in `replay`."""
+        self._config, self._outcomes, self._robot = config, outcomes, robot
+        self._pool, self._replay, self._sampler, self._execute_steps = pool, replay, sampler, execute_steps
+        self._counts = {"rounds": 0, "env_steps": 0, "episodes": 0, "lost": 0, "updates": 0}
+
+    @property
+    def owes_updates(self) -> bool:
+        """Whether there are enough environment steps for the next updates."""
+        owed = self._counts["env_steps"] * self._config.utd_ratio - self._counts["updates"]
+        return self._replay.num_episodes > 0 and owed >= self._config.updates_per_scan
+
+    @property
+    def is_over(self) -> bool:
+        """Whether all steps are taken and all updates made."""
+        return self._counts["env_steps"] >= self._config.env_steps and not self.owes_updates
+
+    def batches(self) -> ChunkBatch:
+        """The batches of the next updates, stacked, for updates that are compiled into one."""
+        first, count = self._counts["updates"], self._config.updates_per_scan
+        self._counts["updates"] += count
+        batches = [self._sampler.batch(step) for step in range(first, first + count)]
+        return jax.tree.map(lambda *leaves: np.stack(leaves), *batches)
+
+    def collect(self, planner: Planner) -> dict[str, float]:
+        """One round of episodes; returns what there is to tell."""
+        count, first = self._config.episodes_per_round, self._counts["rounds"] * self._config.episodes_per_round
+        starts = make_starts(self._pool.description, first + count, self._config.seed)[first:]
+        rollouts = list(roll_out(self._pool, planner, starts, execute_steps=self._execute_steps, keep_images=True))
+        rollouts.sort(key=lambda rollout: rollout.index)
+        finished = [rollout for rollout in rollouts if rollout.lost is None and len(rollout)]
+        for rollout in finished:
+            self._replay.add(shaped_episode(rollout, self._robot, self._outcomes))
+        self._counts["rounds"] += 1
+        self._counts["env_steps"] += sum(map(len, finished))
+        self._counts["episodes"] += len(finished)
+        self._counts["lost"] += len(rollouts) - len(finished)
+        told: dict[str, float] = {f"online/{name}": self._counts[name] for name in ("env_steps", "episodes", "lost")}
+        if finished:
+            told["online/success"] = float(np.mean([rollout.success for rollout in finished]))
+            told["online/length"] = float(np.mean([len(rollout) for rollout in finished]))
+        return told
+
+    def state(self) -> dict[str, Any]:
+        """For a checkpoint."""
+        return {"counts": dict(self._counts), "replay": self._replay.state()}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on from a checkpoint: episodes that came later are forgotten."""
+        self._counts = {name: int(value) for name, value in state["counts"].items()}
+        self._replay.restore(state["replay"])
+
+
+def shaped_episode(rollout: Rollout, robot: Robot, outcomes: OutcomeConfig) -> Episode:
+    """An episode with the rewards that the dataset's have."""
+    episode = rollout.episode(robot)
+    if outcomes.reward == "raw":
+        return episode
+    return dataclasses.replace(episode, rewards=shaped_rewards(outcomes, rollout.success, len(rollout)))

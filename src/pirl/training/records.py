@@ -1,0 +1,87 @@
+"""What is written beside the arrays of a full state: what is no array, and what the whole has to consist of."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+from jaxtyping import PyTree
+
+from pirl.errors import CheckpointError
+
+FILE_NAME = "state.json"
+
+
+class DamageError(Exception):
+    """Why a saved state cannot be read."""
+
+
+def named_leaves(tree: PyTree) -> dict[str, Any]:
+    """The leaves by the path that leads to them, in their order: policy/…."""
+    entries = jax.tree_util.tree_leaves_with_path(tree)
+    named = {jax.tree_util.keystr(path, simple=True, separator="/"): leaf for path, leaf in entries}
+    assert len(named) == len(entries), "two leaves of the state have the same path"
+    return named
+
+
+def make_record(leaves: Mapping[str, Any], facts: Mapping[str, Any]) -> dict[str, Any]:
+    """The record as it will be read again, taken now: what it was made from changes while it is being written."""
+    try:
+        return dict(json.loads(json.dumps({**facts, "leaves": _describe(leaves)})))
+    except TypeError as error:
+        raise CheckpointError(f"the host's state and the metadata cannot be written as JSON: {error}.") from error
+
+
+def write_record(directory: Path, record: Mapping[str, Any]) -> None:
+    """Write it, with a list of the files that are there, so that a missing or a cut one is noticed."""
+    files = {str(file.relative_to(directory)): file.stat().st_size for file in directory.rglob("*") if file.is_file()}
+    (directory / FILE_NAME).write_text(json.dumps({**record, "files": files}))
+
+
+def read_record(directory: Path) -> dict[str, Any]:
+    """Read it, or raise a DamageError."""
+    try:
+        return dict(json.loads((directory / FILE_NAME).read_text()))
+    except (OSError, ValueError) as error:
+        raise DamageError(f"{FILE_NAME} cannot be read ({in_one_line(error)})") from error
+
+
+def check_files(directory: Path, record: Mapping[str, Any]) -> None:
+    """Raise a DamageError if a file is missing or of another size."""
+    for name, size in record["files"].items():
+        file = directory / name
+        if not file.is_file():
+            raise DamageError(f"{name} is missing")
+        if file.stat().st_size != size:
+            raise DamageError(f"{name} has {file.stat().st_size} bytes instead of {size}")
+
+
+def check_leaves(directory: Path, record: Mapping[str, Any], leaves: Mapping[str, Any]) -> None:
+    """Raise with every leaf that is missing, extra, or of another shape or dtype."""
+    saved, wanted = record["leaves"], _describe(leaves)
+    problems = [
+        *(f"{name}: not in the checkpoint" for name in sorted(wanted.keys() - saved.keys())),
+        *(f"{name}: only in the checkpoint" for name in sorted(saved.keys() - wanted.keys())),
+        *(
+            f"{name}: {saved[name][1]}{saved[name][0]} in the checkpoint, {leaf[1]}{leaf[0]} in the run"
+            for name, leaf in wanted.items()
+            if name in saved and saved[name] != leaf
+        ),
+    ]
+    if problems:
+        listing = "".join(f"\n  {problem}" for problem in problems)
+        raise CheckpointError(
+            f"the checkpoint {directory} is not of this learner; {len(problems)} of its arrays differ:{listing}\n"
+            "Give the configuration it was made with."
+        )
+
+
+def in_one_line(error: BaseException) -> str:
+    """The message without what follows its first line."""
+    lines = str(error).strip().splitlines()
+    return lines[0][:300] if lines else type(error).__name__
+
+
+def _describe(leaves: Mapping[str, Any]) -> dict[str, list[Any]]:
+    return {name: [list(leaf.shape), str(leaf.dtype)] for name, leaf in leaves.items()}

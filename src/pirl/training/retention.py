@@ -1,0 +1,85 @@
+"""Which checkpoints of a run are kept: the newest, the periodic ones, and the best."""
+
+import contextlib
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+from pirl.config import CheckpointConfig
+from pirl.files import write_file
+from pirl.training.records import DamageError, read_record
+from pirl.training.run import RunDirectory, saved_steps
+
+
+def record_best(run: RunDirectory, config: CheckpointConfig) -> None:
+    """Bring best.json up to date with the states there are: a process may have died before it got to it."""
+    metric = config.best_metric
+    if metric is None:
+        return
+    best = _read_best(run)
+    values = {best["step"]: best["value"]} if best.get("metric") == metric else {}
+    for step in saved_steps(run.states):
+        with contextlib.suppress(DamageError):
+            metrics = read_record(run.states / str(step))["metrics"]
+            if metric in metrics and (run.policies / str(step)).is_dir():
+                values[step] = metrics[metric]
+    if values:
+        sign = 1 if config.best_mode == "max" else -1
+        step = max(values, key=lambda step: (sign * values[step], -step))
+        now = {"step": step, "metric": metric, "value": values[step]}
+        if now != best:
+            write_file(run.best_file, json.dumps(now) + "\n")
+
+
+def make_room(run: RunDirectory, config: CheckpointConfig, step: int) -> None:
+    """Delete what need not be kept after the save of a step.
+
+    What lies beyond that step goes too: it is from before the run was taken back to an earlier checkpoint, and would be
+    taken for the newest.
+    """
+    states, policies = saved_steps(run.states), saved_steps(run.policies)
+    kept = set([saved for saved in states if saved <= step][-config.max_to_keep :])
+    if period := config.keep_period:
+        kept |= {saved for saved in (*states, *policies) if saved <= step and saved % period == 0}
+    # The state before its policy, so that none is ever without.
+    for saved in states:
+        if saved not in kept:
+            _discard(run.states / str(saved))
+    for saved in policies:
+        if saved not in kept and saved != _read_best(run).get("step"):
+            _discard(run.policies / str(saved))
+
+
+def put_in_place(partial: Path, directory: Path) -> None:
+    """Give a complete directory its name, in one rename; one that is there already is put aside meanwhile."""
+    replaced = directory.with_name(f".{directory.name}.replaced")
+    if directory.exists():
+        directory.rename(replaced)
+    partial.rename(directory)
+    shutil.rmtree(replaced, ignore_errors=True)
+
+
+def sweep(directory: Path) -> None:
+    """Remove what a process that died left behind, and put back what it had only put aside."""
+    for entry in list(directory.glob(".*")):
+        original = directory / entry.name.removeprefix(".").removesuffix(".replaced")
+        if entry.name.endswith(".replaced") and not original.exists():
+            entry.rename(original)
+        else:
+            shutil.rmtree(entry, ignore_errors=True)
+
+
+def _discard(directory: Path) -> None:
+    """Delete a directory that is at no time seen half deleted."""
+    hidden = directory.with_name(f".{directory.name}.discarded")
+    shutil.rmtree(hidden, ignore_errors=True)
+    directory.rename(hidden)
+    shutil.rmtree(hidden, ignore_errors=True)
+
+
+def _read_best(run: RunDirectory) -> dict[str, Any]:
+    try:
+        return dict(json.loads(run.best_file.read_text()))
+    except (OSError, ValueError):
+        return {}

@@ -1,0 +1,200 @@
+"""From a configuration to the things a run is made of: data, statistics, policy, learner."""
+
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jaxtyping import Float64
+
+from pirl.agents.acrlpd import ACRLPDAgent, ACRLPDConfig
+from pirl.agents.base import Agent
+from pirl.agents.bc import BCAgent
+from pirl.config import RLTrainConfig, check_data
+from pirl.data import (
+    AnchorStream,
+    ChunkSampler,
+    ChunkShape,
+    Dataset,
+    DatasetSource,
+    FrameCacheConfig,
+    PolicyIO,
+    Trajectories,
+    dataset_norm_stats,
+    load_robot,
+    load_trajectories,
+    open_dataset,
+    read_outcomes,
+)
+from pirl.envs.planner import find_policy
+from pirl.errors import ConfigError, did_you_mean
+from pirl.interop import NormStats, load_policy, open_checkpoint
+from pirl.models import Pi0, Tokenizer, abstract_model, create_model
+from pirl.training.sharding import ParameterSharding, make_mesh
+
+
+@dataclass(frozen=True)
+class Setup:
+    """All that is learned from, and the layout over devices; the learner itself is made by `create_agent`."""
+
+    config: RLTrainConfig
+    policy_io: PolicyIO
+    norm_stats: dict[str, dict[str, NormStats]]
+    trajectories: Trajectories | None
+    # Weights of rows as anchors: to learn from, and to be measured by.
+    weights: Float64[np.ndarray, " rows"] | None
+    held_out: Float64[np.ndarray, " rows"] | None
+    action_dim: int
+    mesh: Mesh
+
+    @property
+    def shape(self) -> ChunkShape:
+        """How far a sample reaches."""
+        agent, chunk = self.config.agent, self.config.model.action_horizon
+        return ChunkShape(agent.horizon_length if isinstance(agent, ACRLPDConfig) else chunk, chunk)
+
+    def source(self, seed: int, *, held_out: bool = False) -> DatasetSource:
+        """The dataset as something to draw from."""
+        assert self.trajectories is not None
+        stream = AnchorStream(
+            self.trajectories,
+            seed=seed,
+            weights=self.held_out if held_out else self.weights,
+            episodes_per_memory_pool=self.config.data.episodes_per_memory_pool,
+        )
+        return DatasetSource(self.trajectories, stream, self.policy_io)
+
+    def sampler(self, sources: list[Any], ratios: list[float] | None = None) -> ChunkSampler:
+        """Batches from sources, this process's share of them."""
+        return ChunkSampler(
+            sources,
+            batch_size=self.config.batch_size,
+            shape=self.shape,
+            ratios=ratios,
+            process_index=jax.process_index(),
+            process_count=jax.process_count(),
+        )
+
+    def batch_sharding(self, *, stacked: bool = False) -> NamedSharding | None:
+        """Batches are spread over all devices; stacked ones along their second axis. One device needs no telling."""
+        if self.mesh.size == 1:
+            return None
+        spec = PartitionSpec(("data", "fsdp"))
+        return NamedSharding(self.mesh, PartitionSpec(None, *spec) if stacked else spec)
+
+
+def set_up(config: RLTrainConfig, *, progress: bool = True) -> Setup:
+    """Open and check the data, read or compute statistics, decode frames into the cache where they are not there yet."""
+    robot, model = load_robot(config.data.robot), config.model
+    dataset = None if config.data.repo_id is None else open_dataset(config.data.repo_id)
+    if dataset is not None:
+        check_data(config, dataset, robot)
+    asset_id = config.data.asset_id or robot.name
+    statistics = _statistics(config, dataset, asset_id)
+    tokenizer = Tokenizer.for_model(model) if model.max_token_len else None
+    policy_io = PolicyIO(robot, model, statistics, tokenizer)
+    trajectories = weights = held_out = None
+    if dataset is not None:
+        outcomes, data = config.data.outcomes, config.data
+        weights = data.selection.weights(dataset, read_outcomes(dataset, outcomes))
+        if data.validation_fraction:
+            weights, held_out = hold_out(weights, dataset, data.validation_fraction, config.seed)
+        cache = FrameCacheConfig(*model.image_resolution, compression=data.frame_compression)
+        trajectories = load_trajectories(dataset, robot, model, outcomes=outcomes, frame_cache=cache, progress=progress)
+    action_dim = trajectories.actions.shape[1] if trajectories is not None else len(statistics["actions"].mean)
+    return Setup(
+        config=config,
+        policy_io=policy_io,
+        norm_stats={asset_id: statistics},
+        trajectories=trajectories,
+        weights=weights,
+        held_out=held_out,
+        action_dim=robot.action_dim or action_dim,
+        mesh=make_mesh(config.fsdp_devices),
+    )
+
+
+def hold_out(
+    weights: Float64[np.ndarray, " rows"], dataset: Dataset, fraction: float, seed: int
+) -> tuple[Float64[np.ndarray, " rows"], Float64[np.ndarray, " rows"]]:
+    """Split by episodes, chosen by the seed among those that are used: what is left to learn from, and what is not."""
+    used = np.flatnonzero(np.add.reduceat(weights, dataset.starts[:-1]) > 0)
+    count = max(1, round(fraction * len(used)))
+    if count >= len(used):
+        raise ConfigError(
+            f"data.validation_fraction = {fraction} of the {len(used)} episodes that are used leaves none to learn from."
+        )
+    chosen = np.zeros(len(dataset.lengths), bool)
+    chosen[np.random.default_rng([seed, 7]).permutation(used)[:count]] = True
+    rows = np.repeat(chosen, dataset.lengths)
+    return np.where(rows, 0.0, weights), np.where(rows, weights, 0.0)
+
+
+def create_agent(setup: Setup) -> Agent:
+    """The learner at its beginning, made where it will stay: no device ever holds more than its part."""
+    config = setup.config
+    policy = _load(config, ParameterSharding(setup.mesh))
+    create = partial(_create, config, setup.action_dim)
+    key = jax.random.key(config.seed)
+    if setup.mesh.size == 1:
+        agent: Agent = jax.jit(create)(policy, key)
+        return agent
+    placed: Agent = jax.jit(create, out_shardings=agent_sharding(setup))(policy, key)
+    return placed
+
+
+def agent_shapes(setup: Setup) -> Agent:
+    """The learner with shapes in the place of arrays, each with its layout: what a checkpoint is restored into."""
+    shapes = _shapes(setup)
+    if setup.mesh.size == 1:
+        return shapes
+    return jax.tree.map(
+        lambda leaf, place: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place), shapes, agent_sharding(setup)
+    )
+
+
+def agent_sharding(setup: Setup) -> Any:
+    """Where each array of the learner lies."""
+    rule = ParameterSharding(setup.mesh)
+    return jax.tree.map(lambda leaf: rule("", leaf), _shapes(setup))
+
+
+def _shapes(setup: Setup) -> Agent:
+    config = setup.config
+    return jax.eval_shape(partial(_create, config, setup.action_dim), abstract_model(config.model), jax.random.key(0))
+
+
+def _create(config: RLTrainConfig, action_dim: int, policy: Pi0, rng: jax.Array) -> Agent:
+    if isinstance(config.agent, ACRLPDConfig):
+        return ACRLPDAgent.create(config.agent, policy, rng, real_action_dim=action_dim)
+    return BCAgent.create(config.agent, policy, rng, real_action_dim=action_dim)
+
+
+def _load(config: RLTrainConfig, sharding: ParameterSharding) -> Pi0:
+    """The policy to begin with, in float32: what learns has to be."""
+    if config.checkpoint is None:
+        return create_model(config.model, jax.random.key(config.seed))
+    path = find_policy(Path(config.checkpoint).expanduser())
+    return load_policy(
+        path, config.model, param_dtype="float32", sharding=sharding, fresh_lora=jax.random.key(config.seed)
+    )
+
+
+def _statistics(config: RLTrainConfig, dataset: Dataset | None, asset_id: str) -> dict[str, NormStats]:
+    if config.data.norm_stats == "dataset":
+        assert dataset is not None
+        robot = load_robot(config.data.robot)
+        return dict(dataset_norm_stats(dataset, robot, config.model.action_horizon))
+    assert config.checkpoint is not None
+    found = open_checkpoint(find_policy(Path(config.checkpoint).expanduser())).norm_stats()
+    if config.data.asset_id is None and len(found) == 1:
+        return next(iter(found.values()))
+    if asset_id not in found:
+        raise ConfigError(
+            f"{config.checkpoint} has no statistics {asset_id!r}. {did_you_mean(asset_id, found)}It has "
+            f"{', '.join(found) or 'none'}: choose with --data.asset-id, or --data.norm-stats dataset."
+        )
+    return found[asset_id]

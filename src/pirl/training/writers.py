@@ -1,0 +1,216 @@
+"""Where metrics are written: JSON lines that can be cut back and continued, TensorBoard, W&B, Trackio."""
+
+import contextlib
+import importlib
+import importlib.util
+import io
+import json
+import logging
+import os
+import secrets
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+from pirl.config.parts import LoggingConfig
+from pirl.errors import ConfigError
+from pirl.files import write_file
+
+logger = logging.getLogger(__name__)
+
+Number = float | int
+# No line is longer than this, so that the end of the last whole one is found without reading the whole file.
+_LONGEST_LINE = 1 << 20
+
+
+class JsonLines:
+    """A file of JSON objects, one per line, each on the disk as soon as it is written.
+
+    `keep` is how many bytes of an earlier run remain; of a line that was cut there, nothing does.
+    """
+
+    def __init__(self, path: Path, keep: int = 0):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = path.open("a+b")
+        kept = _whole_lines(self._file, keep)
+        if kept < keep:
+            logger.warning(
+                "%s held %d bytes when the state was saved, and holds %d in whole lines now: the rest stays lost.",
+                path,
+                keep,
+                kept,
+            )
+        self._file.truncate(kept)
+
+    @property
+    def size(self) -> int:
+        """Bytes so far, all of them safe on the disk."""
+        os.fsync(self._file.fileno())
+        return os.fstat(self._file.fileno()).st_size
+
+    def last(self) -> dict[str, Any] | None:
+        """The last object."""
+        end = _tail(self._file, os.fstat(self._file.fileno()).st_size).rstrip(b"\n")
+        return json.loads(end[end.rfind(b"\n") + 1 :]) if end else None
+
+    def write(self, step: int, values: Mapping[str, Number]) -> None:
+        """One line: the step, then the values by name."""
+        line = json.dumps({"step": step, **dict(sorted(values.items()))}, ensure_ascii=False, allow_nan=False)
+        self._file.write(line.encode() + b"\n")
+        self._file.flush()
+
+    def close(self) -> None:
+        """Nothing more will be written."""
+        self._file.close()
+
+
+def _tail(file: Any, end: int) -> bytes:
+    file.seek(max(end - _LONGEST_LINE, 0))
+    return file.read(min(end, _LONGEST_LINE))
+
+
+def _whole_lines(file: Any, keep: int) -> int:
+    """Bytes up to the end of the last whole line among the first `keep` bytes."""
+    end = min(keep, os.fstat(file.fileno()).st_size)
+    tail = _tail(file, end)
+    return end - len(tail) + tail.rfind(b"\n") + 1
+
+
+class Tracker(Protocol):
+    """A place besides the run directory's files where curves can be looked at. `hint` says how."""
+
+    hint: str
+
+    def write(self, step: int, values: Mapping[str, Number]) -> None:
+        """Take the values of a step."""
+        ...
+
+    def close(self) -> None:
+        """Nothing more will be written."""
+        ...
+
+
+def check_trackers(config: LoggingConfig) -> None:
+    """Refuse trackers that are asked for and not installed. TensorBoard, which is on by default, is merely left out."""
+    for asked, package in ((config.wandb != "off", "wandb"), (config.trackio, "trackio")):
+        if asked and not _installed(package):
+            raise ConfigError(
+                f"logging.{package} is on and {package} is not installed: pip install 'pirl[{package}]', "
+                f"or leave logging.{package} out."
+            )
+
+
+def open_trackers(
+    run: Path, config: LoggingConfig, next_step: int, hyperparameters: Mapping[str, Any]
+) -> Iterator[Tracker]:
+    """The trackers that are asked for; what they hold from `next_step` on is of a run that was cut off, and outdated."""
+    check_trackers(config)
+    if config.tensorboard and _installed("tensorboard"):
+        yield TensorBoard(run / "tensorboard", next_step)
+    if config.wandb != "off":
+        yield WeightsAndBiases(run, config, hyperparameters)
+    if config.trackio:
+        yield Trackio(run.name, config.project, hyperparameters, resume=next_step > 0)
+
+
+def _installed(package: str) -> bool:
+    found = importlib.util.find_spec(package)
+    # A directory of that name in the working directory, such as W&B leaves behind, is found too, but has no origin.
+    return found is not None and found.origin is not None
+
+
+class TensorBoard:
+    """Event files, written by the `tensorboard` package alone."""
+
+    def __init__(self, directory: Path, next_step: int):
+        self._event = importlib.import_module("tensorboard.compat.proto.event_pb2")
+        self._summary = importlib.import_module("tensorboard.compat.proto.summary_pb2").Summary
+        writer = importlib.import_module("tensorboard.summary.writer.event_file_writer")
+        self._writer = writer.EventFileWriter(str(directory))
+        self.hint = f"tensorboard --logdir {directory}"
+        # The beginning of a session makes TensorBoard forget what it read of this step and later ones.
+        start = self._event.SessionLog(status=self._event.SessionLog.START)
+        self._add(step=next_step, session_log=start)
+
+    def _add(self, **content: Any) -> None:
+        self._writer.add_event(self._event.Event(wall_time=time.time(), **content))
+        self._writer.flush()
+
+    def write(self, step: int, values: Mapping[str, Number]) -> None:
+        """Take the values of a step."""
+        scalars = [self._summary.Value(tag=name, simple_value=value) for name, value in values.items()]
+        self._add(step=step, summary=self._summary(value=scalars))
+
+    def close(self) -> None:
+        """Nothing more will be written."""
+        self._writer.close()
+
+
+class WeightsAndBiases:
+    """A W&B run whose id is kept in the run directory, so that a resumed run goes on in the same curves."""
+
+    def __init__(self, run: Path, config: LoggingConfig, hyperparameters: Mapping[str, Any]):
+        wandb = importlib.import_module("wandb")
+        (run / "wandb").mkdir(parents=True, exist_ok=True)  # or W&B would write elsewhere
+        try:
+            self._run = wandb.init(
+                project=config.project,
+                name=run.name,
+                id=_lasting_id(run / "wandb" / "run_id"),
+                # Offline there is nobody to ask: the same id joins the parts when they are uploaded.
+                resume="allow" if config.wandb == "online" else None,
+                mode=config.wandb,
+                dir=str(run),
+                config=dict(hyperparameters),
+                settings=wandb.Settings(console="off", silent=True),
+            )
+        except wandb.Error as error:
+            raise ConfigError(
+                f"W&B cannot begin a run ({error}). Run `wandb login`, or keep the run on this machine until you upload "
+                "it: --logging.wandb offline."
+            ) from error
+        offline = f"wandb sync {run / 'wandb'}/offline-run-*-{self._run.id}"
+        self.hint = offline if config.wandb == "offline" else str(self._run.url)
+
+    def write(self, step: int, values: Mapping[str, Number]) -> None:
+        """Take the values of a step. Of steps it has from before a resume, W&B keeps the first values: they are equal."""
+        self._run.log(dict(values), step=step)
+
+    def close(self) -> None:
+        """Nothing more will be written."""
+        self._run.finish()
+
+
+def _lasting_id(path: Path) -> str:
+    """The id in this file, made up the first time."""
+    if not path.exists():
+        write_file(path, secrets.token_hex(6))
+    return path.read_text().strip()
+
+
+class Trackio:
+    """A run in Trackio's database on this machine."""
+
+    def __init__(self, name: str, project: str, hyperparameters: Mapping[str, Any], resume: bool):
+        self._trackio = importlib.import_module("trackio")
+        with contextlib.redirect_stdout(io.StringIO()):  # it greets, at length
+            self._run = self._trackio.init(
+                project=project,
+                name=name,
+                config=dict(hyperparameters),
+                resume="allow" if resume else "never",
+                embed=False,
+                auto_log_cpu=False,
+                auto_log_gpu=False,
+            )
+        self.hint = f"trackio show --project {project}"
+
+    def write(self, step: int, values: Mapping[str, Number]) -> None:
+        """Take the values of a step."""
+        self._run.log(dict(values), step=step)
+
+    def close(self) -> None:
+        """Nothing more will be written."""
+        with contextlib.redirect_stdout(io.StringIO()):
+            self._trackio.finish()

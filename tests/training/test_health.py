@@ -1,0 +1,246 @@
+import json
+import math
+import os
+import signal
+import warnings
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from pirl.config.parts import HealthConfig, StoppingConfig
+from pirl.errors import TrainingError
+from pirl.training.health import MAX_RECORDED, EarlyStopping, Health, StopSignal, guarded
+
+Agent = dict[str, Any]
+
+
+def new_agent() -> Agent:
+    return {
+        "weights": jnp.linspace(-1, 1, 512, dtype=jnp.float32).reshape(16, 32),
+        "average": jnp.full((16, 32), 0.25, jnp.bfloat16),
+        "odd": jnp.array([math.nan, -0.0, math.inf]),
+        "step": jnp.int32(41),
+        "key": jax.random.key(3),
+    }
+
+
+def update(agent: Agent, batch: dict[str, jax.Array], rng: jax.Array) -> tuple[Agent, dict[str, jax.Array]]:
+    """Changes every leaf, whatever the batch; the batch says what the metrics are."""
+    gradient = agent["weights"] * batch["loss"]
+    changed = {
+        "weights": agent["weights"] - 0.1 * gradient,
+        "average": agent["average"] + gradient.astype(jnp.bfloat16),
+        "odd": agent["odd"][::-1],
+        "step": agent["step"] + 1,
+        "key": jax.random.split(agent["key"])[0],
+    }
+    return changed, {"loss": batch["loss"], "grad_norm/policy": batch["norm"], "critic/q_mean": jnp.float32(math.nan)}
+
+
+def batch_of(loss: float, norm: float = 1.0) -> dict[str, jax.Array]:
+    return {"loss": jnp.float32(loss), "norm": jnp.float32(norm)}
+
+
+def bits(agent: Agent) -> dict[str, bytes]:
+    plain = {**agent, "key": jax.random.key_data(agent["key"])}
+    return {name: np.asarray(leaf).tobytes() for name, leaf in plain.items()}
+
+
+@pytest.mark.parametrize(
+    ("loss", "norm"),
+    [(math.nan, 1.0), (math.inf, 1.0), (-math.inf, 1.0), (101.0, 1.0), (-101.0, 1.0), (1.0, math.nan), (1.0, math.inf)],
+)
+def test_a_bad_update_leaves_every_bit_of_the_learner_as_it_was(loss: float, norm: float) -> None:
+    step = jax.jit(guarded(update, loss_limit=100.0))
+    kept, metrics = step(new_agent(), batch_of(loss, norm), jax.random.key(0))
+    assert bits(kept) == bits(new_agent())
+    assert metrics["skipped"] == 1.0
+    np.testing.assert_equal(float(metrics["loss"]), loss)  # what was attempted stays visible
+
+
+def test_a_good_update_is_the_update_itself() -> None:
+    batch, rng = batch_of(99.0), jax.random.key(0)
+    expected, _ = jax.jit(update)(new_agent(), batch, rng)
+    found, metrics = jax.jit(guarded(update, loss_limit=100.0))(new_agent(), batch, rng)
+    assert bits(found) == bits(expected)
+    assert bits(found) != bits(new_agent())
+    assert metrics["skipped"] == 0.0
+
+
+def test_within_a_scan_each_update_is_guarded_by_itself() -> None:
+    losses = [0.5, math.nan, 0.25, math.inf, 0.125]
+    step = guarded(update)
+    batches = jax.tree.map(lambda *leaves: jnp.stack(leaves), *map(batch_of, losses))
+
+    @jax.jit
+    def scanned(agent: Agent, batches: Any) -> tuple[Agent, Any]:
+        return jax.lax.scan(lambda agent, batch: step(agent, batch, jax.random.key(0)), agent, batches)
+
+    found, metrics = scanned(new_agent(), batches)
+    expected = new_agent()
+    for loss in (0.5, 0.25, 0.125):
+        expected, _ = jax.jit(update)(expected, batch_of(loss), jax.random.key(0))
+    assert bits(found) == bits(expected)
+    assert metrics["skipped"].tolist() == [0, 1, 0, 1, 0]
+
+
+def test_the_guard_works_in_the_memory_of_a_donated_learner() -> None:
+    plain = jax.jit(update, donate_argnums=0)
+    step = jax.jit(guarded(update), donate_argnums=0)
+    arguments = (new_agent(), batch_of(1.0), jax.random.key(0))
+    size = sum(leaf.nbytes for leaf in jax.tree.leaves(arguments[0]))
+    memory, before = (compiled.lower(*arguments).compile().memory_analysis() for compiled in (step, plain))
+    assert memory.alias_size_in_bytes == before.alias_size_in_bytes >= size - 64
+    assert memory.temp_size_in_bytes - before.temp_size_in_bytes < size / 4, "no second copy of the learner is held"
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # JAX warns of donated buffers that it could not use
+        agent, metrics = step(*arguments)
+        agent, metrics = step(agent, batch_of(math.nan), jax.random.key(0))
+    assert metrics["skipped"] == 1.0
+    assert agent["step"] == 42
+
+
+def outcome(loss: float, skipped: bool = False) -> dict[str, jax.Array]:
+    return {"loss": jnp.float32(loss), "grad_norm/critic": jnp.float32(1.0), "skipped": jnp.float32(skipped)}
+
+
+def health_of(run: Path, max_skipped: int = 3) -> Health:
+    return Health(HealthConfig(max_skipped=max_skipped, loss_limit=1e6), run / "bad_batches", run / "states")
+
+
+BATCH = {
+    "observation": {"state": np.array([[1.0, math.nan], [2.0, -3.0]], np.float32)},
+    "done": np.array([True, False]),
+}
+
+
+def test_a_bad_batch_is_kept_under_names_that_say_what_it_holds(tmp_path: Path) -> None:
+    health = health_of(tmp_path)
+    health.check(1, outcome(0.5), BATCH)
+    health.check(2, outcome(math.nan, skipped=True), {**BATCH, "half": jnp.array([0.5, 1.5], jnp.bfloat16)})
+    health.finish()
+    stored = np.load(tmp_path / "bad_batches" / "00000002.npz")
+    np.testing.assert_array_equal(stored["observation/state"], BATCH["observation"]["state"])
+    np.testing.assert_array_equal(stored["half"], [0.5, 1.5])
+    about = json.loads((tmp_path / "bad_batches" / "00000002.json").read_text())
+    assert about["reason"] == "loss is nan"
+    assert about["metrics"]["grad_norm/critic"] == 1.0
+    assert about["leaves"]["observation/state"] == {
+        "shape": [2, 2],
+        "dtype": "float32",
+        "not_finite": 1,
+        "range": [-3.0, 2.0],
+    }
+    assert len(list((tmp_path / "bad_batches").iterdir())) == 2
+    assert health.state() == {"skipped": 1, "in_a_row": 1}
+
+
+def test_the_run_stops_after_so_many_in_a_row_and_says_where_everything_is(tmp_path: Path) -> None:
+    (tmp_path / "states" / "900").mkdir(parents=True)
+    (tmp_path / "states" / "1000").mkdir()
+    (tmp_path / "states" / "1100.partial").mkdir()
+    health = health_of(tmp_path, max_skipped=3)
+    for step, skipped in enumerate([1, 1, 0, 1, 1, 0], start=1001):
+        health.check(step, outcome(2e6, skipped=bool(skipped)), BATCH)
+    health.finish()
+    assert health.skipped == 4
+    health.check(1007, outcome(2e6, skipped=True), BATCH)
+    health.check(1008, outcome(2e6, skipped=True), BATCH)
+    health.check(1009, outcome(2e6, skipped=True), BATCH)
+    with pytest.raises(TrainingError) as stopped:
+        health.check(1010, outcome(0.5), BATCH)
+    message = str(stopped.value)
+    for part in (
+        "step 1009",
+        "3 updates in a row",
+        "loss is 2e+06",
+        "loss_limit = 1e+06",
+        str(tmp_path / "bad_batches"),
+    ):
+        assert part in message
+    assert str(tmp_path / "states" / "1000") in message
+    assert stopped.value.exit_code == 1
+
+
+def test_an_update_is_looked_at_when_the_next_one_has_been_given_to_the_device(tmp_path: Path) -> None:
+    health = health_of(tmp_path)
+    health.check(1, outcome(math.nan, skipped=True), BATCH)
+    assert health.skipped == 0
+    health.check(2, outcome(0.5), BATCH)
+    assert health.skipped == 1
+
+
+def test_updates_that_were_compiled_into_one_are_judged_one_by_one(tmp_path: Path) -> None:
+    health = health_of(tmp_path)
+    metrics = {"loss": jnp.array([1.0, jnp.inf, 1.0]), "skipped": jnp.array([0.0, 1.0, 0.0])}
+    health.check(30, metrics, {"state": np.arange(6).reshape(3, 2)})
+    assert health.state() == {"skipped": 1, "in_a_row": 0}
+    np.testing.assert_array_equal(np.load(tmp_path / "bad_batches" / "00000029.npz")["state"], [2, 3])
+
+
+def test_only_the_first_bad_batches_are_kept_and_a_resumed_run_may_write_its_own_again(tmp_path: Path) -> None:
+    for _ in range(2):
+        health = health_of(tmp_path, max_skipped=100)
+        for step in range(MAX_RECORDED + 5):
+            health.check(step, outcome(math.nan, skipped=True), BATCH)
+        assert health.state()["skipped"] == MAX_RECORDED + 5
+        assert len(list((tmp_path / "bad_batches").glob("*.npz"))) == MAX_RECORDED
+
+
+def test_the_counts_go_on_after_a_resume(tmp_path: Path) -> None:
+    first = health_of(tmp_path, max_skipped=3)
+    first.check(1, outcome(math.nan, skipped=True), BATCH)
+    first.check(2, outcome(math.nan, skipped=True), BATCH)
+    second = health_of(tmp_path, max_skipped=3)
+    second.restore(json.loads(json.dumps(first.state())))
+    second.check(3, outcome(math.nan, skipped=True), BATCH)
+    with pytest.raises(TrainingError, match="No state was saved"):
+        second.finish()
+
+
+@pytest.mark.parametrize(
+    ("mode", "min_delta", "values", "stops_at"),
+    [
+        ("max", 0.0, [0.1, 0.2, 0.2, 0.3, 0.3, 0.1], 5),
+        ("max", 0.15, [0.1, 0.2, 0.24, 0.26, 0.3], 2),
+        ("min", 0.0, [3.0, 2.0, 2.5, 1.0, 1.5, 1.0], 5),
+        ("max", 0.0, [math.nan, 0.1, math.nan, math.nan], 3),
+        ("max", 0.0, [0.1, 0.2, 0.3], None),
+    ],
+)
+def test_a_run_ends_early_after_two_measurements_without_improvement(
+    mode: Any, min_delta: float, values: list[float], stops_at: int | None
+) -> None:
+    config = StoppingConfig(metric="eval/success", mode=mode, patience=2, min_delta=min_delta)
+    stopping = EarlyStopping(config)
+    answers = []
+    for value in values:
+        answers.append(stopping.update(value))
+        state, stopping = stopping.state(), EarlyStopping(config)  # resumed after every measurement
+        stopping.restore(json.loads(json.dumps(state)))
+    assert (answers.index(True) if True in answers else None) == stops_at
+
+
+def test_without_a_metric_no_run_ends_early() -> None:
+    stopping = EarlyStopping(StoppingConfig(metric=None, patience=1))
+    assert not any(stopping.update(0.0) for _ in range(5))
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
+def test_a_signal_asks_the_run_to_end_and_ctrl_c_then_ends_it_at_once(number: signal.Signals, code: int) -> None:
+    before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
+    told: list[str] = []
+    with StopSignal(told.append) as stop:
+        assert not stop.requested
+        os.kill(os.getpid(), number)
+        assert stop.requested
+        os.kill(os.getpid(), signal.SIGTERM)  # a scheduler may repeat itself
+        assert stop.exit_code == code
+        assert told
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+    assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == before

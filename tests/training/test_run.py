@@ -1,0 +1,283 @@
+"""A run directory is begun, resumed and overwritten only as told, by one process at a time."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pirl.errors import ConfigError, DataError
+from pirl.training.run import RunDirectory
+
+CONFIG = {
+    "name": "debug",
+    "steps": 100,
+    "seed": 0,
+    "agent": {"discount": 0.99, "optimiser": {"peak_lr": 1e-4, "betas": (0.9, 0.95)}},
+    "data": {"repo_id": "me/fold_box", "prefetch": 2},
+    "evaluation": {"episodes": 200, "videos": 0},
+    "logging": {"every": 100},
+    "env": None,
+    "runs_dir": Path("runs"),
+}
+OPEN = """
+import sys
+from pathlib import Path
+from pirl.training.run import RunDirectory
+run = RunDirectory.open(Path(sys.argv[1]), {}, resume=False, overwrite=False, config_text="")
+print("open", flush=True)
+sys.stdin.read()
+"""
+
+
+def open_run(directory, config=CONFIG, resume=False, overwrite=False, config_text="steps: 100\n"):
+    return RunDirectory.open(directory, config, resume=resume, overwrite=overwrite, config_text=config_text)
+
+
+def listing(directory):
+    return {str(file.relative_to(directory)) for file in directory.rglob("*")}
+
+
+@pytest.fixture
+def finished(tmp_path):
+    """A run that has come to step 30."""
+    directory = tmp_path / "runs" / "first"
+    with open_run(directory) as run:
+        for step in (10, 20, 30):
+            (run.states / str(step)).mkdir(parents=True)
+        run.metrics_file.write_text('{"step": 10}\n')
+    return directory
+
+
+# --- beginning ---------------------------------------------------------------------------------------------------
+
+
+def test_a_new_run_says_what_it_is(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["/somewhere/bin/pirl", "train", "debug", "--exp-name", "a b"])
+    with open_run(tmp_path / "runs" / "first") as run:
+        run.note(parameters={"policy": 12}, devices=8)
+        assert run.metadata["devices"] == 8
+    assert (tmp_path / "runs/first/config.yaml").read_text() == "steps: 100\n"
+    metadata = json.loads((tmp_path / "runs/first/metadata.json").read_text())
+    assert metadata["command"] == "pirl train debug --exp-name 'a b'"
+    assert metadata["parameters"] == {"policy": 12}
+    assert {"python", "pirl", "jax", "flax", "optax", "orbax-checkpoint"} <= set(metadata["versions"])
+    assert metadata["config"]["agent"] == {"discount": 0.99, "optimiser": {"peak_lr": 1e-4, "betas": [0.9, 0.95]}}
+    assert metadata["begun"].startswith("20")
+    assert metadata["resumed"] == []
+
+
+def test_everything_has_its_place(tmp_path):
+    with open_run(tmp_path / "x") as run:
+        places = [
+            *(run.config_file, run.metadata_file, run.metrics_file, run.timing_file, run.log_file, run.best_file),
+            *(run.states, run.policies, run.replay, run.videos, run.evaluations, run.bad_batches, run.tensorboard),
+        ]
+    assert [str(place.relative_to(tmp_path / "x")) for place in places] == [
+        *("config.yaml", "metadata.json", "metrics.jsonl", "timing.jsonl", "log.txt", "checkpoints/best.json"),
+        *("checkpoints/state", "checkpoints/policy", "replay", "videos", "evaluations", "bad_batches", "tensorboard"),
+    ]
+
+
+def test_an_empty_directory_may_be_used(tmp_path):
+    (tmp_path / "x").mkdir()
+    with open_run(tmp_path / "x") as run:
+        assert run.config_file.exists()
+
+
+def test_a_run_that_is_there_is_neither_touched_nor_continued_unless_told(finished):
+    before = listing(finished)
+    with pytest.raises(ConfigError, match=r"up to step 30: --resume goes on with it, --overwrite deletes it"):
+        open_run(finished)
+    assert listing(finished) == before
+    with pytest.raises(ConfigError, match="give one of them"):
+        open_run(finished, resume=True, overwrite=True)
+
+
+def test_where_nothing_can_be_written_is_said(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match="is a file"):
+        open_run(tmp_path / "file")
+    with pytest.raises(DataError, match=r"the run cannot be written in .*file/x: Not a directory.*--runs-dir"):
+        open_run(tmp_path / "file" / "x")
+
+
+# --- overwriting -------------------------------------------------------------------------------------------------
+
+
+def test_overwriting_leaves_nothing_of_the_old_run(finished):
+    with open_run(finished, {"steps": 5}, overwrite=True, config_text="steps: 5\n"):
+        assert listing(finished) == {"lock", "config.yaml", "metadata.json"}
+        assert (finished / "config.yaml").read_text() == "steps: 5\n"
+
+
+def test_overwriting_follows_no_link_out_of_the_run(finished, tmp_path):
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "thesis.tex").write_text("42")
+    (finished / "videos").symlink_to(tmp_path / "elsewhere")
+    open_run(finished, overwrite=True).close()
+    assert (tmp_path / "elsewhere" / "thesis.tex").read_text() == "42"
+
+
+@pytest.mark.parametrize("files", [["thesis.tex"], ["config.yaml"], ["metadata.json", "a/b"], ["lock", "thesis.tex"]])
+@pytest.mark.parametrize("flags", [{}, {"overwrite": True}, {"resume": True}])
+def test_what_is_no_run_is_never_touched(tmp_path, files, flags):
+    for name in files:
+        (tmp_path / "home" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "home" / name).write_text("42")
+    before = listing(tmp_path)
+    with pytest.raises(ConfigError, match="not a run of pirl.*nothing in it is touched"):
+        open_run(tmp_path / "home", **flags)
+    assert listing(tmp_path) == before
+
+
+@pytest.mark.parametrize("flags", [{}, {"overwrite": True}, {"resume": True}])
+def test_an_overwriting_that_was_killed_is_finished(finished, monkeypatch, flags):
+    """Half a run must not be taken for one, with whatever flag it is opened next."""
+    deleted = []
+
+    def die(path):
+        deleted.append(path)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("shutil.rmtree", die)
+        with pytest.raises(KeyboardInterrupt):
+            open_run(finished, overwrite=True)
+    assert deleted
+    assert (finished / "checkpoints" / "state" / "30").exists()
+    open_run(finished, **flags).close()
+    assert listing(finished) == {"lock", "config.yaml", "metadata.json"}
+
+
+# --- resuming ----------------------------------------------------------------------------------------------------
+
+
+def test_nothing_cannot_be_resumed(tmp_path):
+    with pytest.raises(ConfigError, match="nothing to resume"):
+        open_run(tmp_path / "typo", resume=True)
+    assert listing(tmp_path) == set()
+
+
+def test_resuming_is_noted_and_keeps_what_is_there(finished):
+    with open_run(finished, resume=True) as run:
+        run.note(parameters={"policy": 3})
+    before = listing(finished)
+    with open_run(finished, resume=True) as run:
+        assert run.metadata["parameters"] == {"policy": 3}
+    assert listing(finished) == before
+    metadata = json.loads((finished / "metadata.json").read_text())
+    assert [entry["step"] for entry in metadata["resumed"]] == [30, 30]
+
+
+@pytest.mark.parametrize("killed_after", ["lock", "config.yaml", "metadata.json"])
+@pytest.mark.parametrize("flags", [{}, {"overwrite": True}, {"resume": True}])
+def test_a_run_killed_before_its_first_checkpoint_can_be_taken_up(tmp_path, killed_after, flags):
+    directory = tmp_path / "x"
+    open_run(directory).close()
+    names = ["lock", "config.yaml", "metadata.json"]
+    for name in names[names.index(killed_after) + 1 :]:
+        (directory / name).unlink()
+    if killed_after == "metadata.json" and not flags:
+        with pytest.raises(ConfigError, match="step 0: --resume"):
+            open_run(directory)
+    else:
+        open_run(directory, **flags).close()
+        assert listing(directory) == set(names)
+
+
+def changed(path, value):
+    config = json.loads(json.dumps(CONFIG, default=str))
+    *parents, name = path.split(".")
+    node = config
+    for parent in parents:
+        node = node.setdefault(parent, {})
+    node[name] = value
+    return config
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "text"),
+    [
+        ("seed", 1, "seed: 0 in the run, 1 now"),
+        ("agent.discount", 0.9, "agent.discount: 0.99 in the run, 0.9 now"),
+        ("agent.optimiser.betas", [0.9, 0.999], r"agent.optimiser.betas: \[0.9, 0.95\] in the run, \[0.9, 0.999\] now"),
+        ("data.repo_id", "me/towel", 'data.repo_id: "me/fold_box" in the run, "me/towel" now'),
+        ("evaluation.episodes", 10, "evaluation.episodes: 200 in the run, 10 now"),
+        ("env", {"name": "sort"}, "env: null in the run, absent now\n.*env.name: absent in the run, \"sort\" now"),
+        ("loggings", 1, "loggings: absent in the run, 1 now"),
+    ],
+)  # fmt: skip
+def test_a_config_that_does_not_fit_is_refused_field_by_field(finished, field, value, text):
+    before = (finished / "metadata.json").read_bytes()
+    with pytest.raises(ConfigError, match=text) as caught:
+        open_run(finished, changed(field, value), resume=True)
+    assert "config.yaml" in str(caught.value)
+    assert str(caught.value).count("in the run") == (2 if field == "env" else 1)
+    assert (finished / "metadata.json").read_bytes() == before
+    open_run(finished, resume=True).close()  # the lock was given back
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("steps", 1000),
+        ("online.env_steps", 50),
+        ("logging.every", 1),
+        ("checkpoints.keep_period", 5),
+        ("evaluation.videos", 3),
+        ("health.max_skipped", 0),
+        ("stopping.metric", "loss"),
+        ("data.prefetch", 8),
+        ("runs_dir", "elsewhere"),
+    ],
+)
+def test_what_changes_no_update_may_change(finished, field, value):
+    open_run(finished, changed(field, value), resume=True, config_text="new\n").close()
+    assert (finished / "config.yaml").read_text() == "new\n"
+    open_run(finished, changed(field, value), resume=True).close()
+
+
+def test_a_long_list_of_differences_is_cut(finished):
+    other = CONFIG | {"agent": {f"field_{index:02}": index for index in range(40)}}
+    with pytest.raises(ConfigError, match="and 23 more\n"):
+        open_run(finished, other, resume=True)
+
+
+def test_unreadable_metadata_are_named(finished):
+    (finished / "metadata.json").write_text("{")
+    with pytest.raises(ConfigError, match=r"metadata.json cannot be read .*--overwrite"):
+        open_run(finished, resume=True)
+    (finished / "metadata.json").write_text("{}")
+    with pytest.raises(ConfigError, match="has no 'config'"):
+        open_run(finished, resume=True)
+    open_run(finished, overwrite=True).close()
+
+
+# --- one process at a time ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("flags", [{}, {"overwrite": True}, {"resume": True}])
+def test_a_run_in_use_is_kept_from_others(finished, flags):
+    before = listing(finished)
+    with (
+        open_run(finished, resume=True),
+        pytest.raises(ConfigError, match=rf"in use by process {os.getpid()} on .*--exp-name"),
+    ):
+        open_run(finished, **flags)
+    assert listing(finished) == before
+
+
+def test_a_killed_process_holds_no_lock(tmp_path):
+    command = [sys.executable, "-c", OPEN, str(tmp_path / "x")]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "open\n"
+        with pytest.raises(ConfigError, match=f"in use by process {process.pid} on"):
+            open_run(tmp_path / "x", {}, resume=True)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    open_run(tmp_path / "x", {}, resume=True).close()

@@ -1,0 +1,472 @@
+"""A run comes back bit for bit from its newest whole checkpoint, whatever happened while it was written."""
+
+import dataclasses
+import gc
+import json
+import logging
+import resource
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import NamedSharding, PartitionSpec
+
+from builders import MICRO, random_model, random_parameters
+from pirl.config import CheckpointConfig
+from pirl.errors import CheckpointError
+from pirl.interop import NormStats, load_policy, open_checkpoint
+from pirl.models import Pi0, get_parameters
+from pirl.training.checkpoints import Checkpoints
+from pirl.training.run import RunDirectory, saved_steps
+from pirl.training.sharding import make_mesh
+
+STATS = {"arm": {"state": NormStats(np.zeros(2), np.ones(2)), "actions": NormStats(np.ones(2), np.ones(2))}}
+HOST = {"sampler": {"epoch": 2, "position": 12345678901234567890}, "metrics_bytes": 17, "loss": 0.1 + 0.2}
+POLICY = random_model(MICRO)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Learner:
+    policy: Pi0
+    moments: tuple[dict[str, jax.Array], dict[str, jax.Array]]
+    step: jax.Array
+    name: str = dataclasses.field(default="learner", metadata={"static": True})
+
+
+def learner(seed=0):
+    random = np.random.default_rng(seed)
+    moments = (
+        {"kernel": jnp.asarray(random.normal(size=(64, 32)), jnp.float32)},
+        {"kernel": jnp.asarray(random.normal(size=(8, 16)), jnp.bfloat16), "mask": jnp.asarray([True, False])},
+    )
+    return Learner(random_model(MICRO, seed), moments, jnp.asarray(seed, jnp.int32))
+
+
+def small(value):
+    return {"value": jnp.full((300, 100), value, jnp.float32), "step": jnp.asarray(value, jnp.int32)}
+
+
+def assert_same(first, second):
+    assert jax.tree.structure(first) == jax.tree.structure(second)
+    for one, other in zip(jax.tree.leaves(first), jax.tree.leaves(second), strict=True):
+        assert (one.dtype, one.shape) == (other.dtype, other.shape)
+        assert one.sharding.is_equivalent_to(other.sharding, one.ndim)
+        assert np.asarray(one).tobytes() == np.asarray(other).tobytes()
+
+
+@pytest.fixture
+def run(tmp_path):
+    with RunDirectory.open(tmp_path / "run", {}, resume=False, overwrite=False, config_text="") as run:
+        yield run
+
+
+def save(checkpoints, step, state=None, metrics=None, policy=POLICY):
+    checkpoints.save(step, small(step) if state is None else state, HOST, policy, STATS, {}, metrics or {})
+
+
+def save_steps(run, steps, metrics=None, **config):
+    with Checkpoints(run, CheckpointConfig(**config)) as checkpoints:
+        for step in steps:
+            save(checkpoints, step, metrics=None if metrics is None else {"eval/success": metrics[step]})
+
+
+# --- coming back -------------------------------------------------------------------------------------------------
+
+
+def test_a_state_comes_back_bit_for_bit(run):
+    state = learner()
+    with Checkpoints(run, CheckpointConfig()) as checkpoints:
+        assert checkpoints.latest() is None
+        checkpoints.save(7, state, HOST, state.policy, STATS, {"config": {"seed": 0}}, {"loss": 0.5, "nan": np.nan})
+    with Checkpoints(run, CheckpointConfig()) as checkpoints:
+        assert checkpoints.latest() == 7
+        restored, host, step = checkpoints.restore(jax.tree.map(jnp.zeros_like, state))
+        shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), state)
+        again, _, _ = checkpoints.restore(shapes, step=7)
+    assert (host, step) == (HOST, 7)
+    assert_same(restored, state)
+    assert_same(again, state)
+    record = json.loads((run.states / "7" / "state.json").read_text())
+    assert {"policy/action_in_proj/kernel/value", "moments/1/kernel", "step"} <= set(record["leaves"])
+    assert (record["metadata"], record["metrics"]) == ({"config": {"seed": 0}}, {"loss": 0.5})
+
+
+def test_the_policy_can_be_deployed(run):
+    state = learner(3)
+    with Checkpoints(run, CheckpointConfig()) as checkpoints:
+        checkpoints.save(7, state, HOST, state.policy, STATS, {"config": {"seed": 0}}, {"loss": 0.5})
+    opened = open_checkpoint(run.policies / "7")
+    assert opened.norm_stats() == STATS
+    assert opened.description["config"] == {"seed": 0}
+    assert (opened.description["step"], opened.description["metrics"]) == (7, {"loss": 0.5})
+    saved, expected = get_parameters(load_policy(run.policies / "7")), random_parameters(MICRO, 3)
+    assert saved.keys() == expected.keys()
+    assert all(np.array_equal(saved[path], expected[path]) for path in expected)
+
+
+def test_a_state_is_restored_where_it_is_wanted(run):
+    """Saved from one layout over devices, it goes straight into the one of the run that asks, also another."""
+    mesh = make_mesh(4)
+    rows, columns = (NamedSharding(mesh, PartitionSpec(*axes)) for axes in (("fsdp", None), (None, "data")))
+    everywhere = NamedSharding(mesh, PartitionSpec())
+    values = jnp.arange(64 * 32, dtype=jnp.float32).reshape(64, 32)
+    state = {"a": jax.device_put(values, rows), "b": jax.device_put(values.astype(jnp.bfloat16), everywhere)}
+    with Checkpoints(run, CheckpointConfig()) as checkpoints:
+        save(checkpoints, 1, state)
+        same, _, _ = checkpoints.restore(state)
+        wanted = {"a": jax.device_put(values, columns), "b": jax.device_put(state["b"], rows)}
+        other, _, _ = checkpoints.restore(wanted)
+    assert_same(same, state)
+    assert_same(other, wanted)
+
+
+def test_what_is_donated_after_a_save_is_saved_as_it_was(run):
+    update = jax.jit(lambda state: jax.tree.map(lambda leaf: leaf + 1, state), donate_argnums=0)
+    state = {"layers": [jnp.zeros((500, 500)) for _ in range(12)]}
+    update(jax.tree.map(jnp.copy, state)), update(jax.tree.map(jnp.copy, POLICY))  # compile beforehand
+    policy = jax.tree.map(jnp.copy, POLICY)
+    with Checkpoints(run, CheckpointConfig(max_to_keep=5)) as checkpoints:
+        for step in range(3):
+            save(checkpoints, step, state, policy=policy)
+            for _ in range(10):
+                state, policy = update(state), update(policy)
+        for step in range(3):
+            restored, _, _ = checkpoints.restore(jax.tree.map(jnp.zeros_like, state), step)
+            assert all(np.all(np.asarray(leaf) == 10 * step) for leaf in jax.tree.leaves(restored))
+            expected = jax.tree.map(jnp.copy, POLICY)
+            for _ in range(10 * step):
+                expected = update(expected)
+            saved = get_parameters(load_policy(run.policies / str(step)))
+            for path, value in get_parameters(expected).items():
+                np.testing.assert_array_equal(saved[path], value)
+
+
+def test_a_state_of_another_learner_is_refused_leaf_by_leaf(run):
+    save_steps(run, [1, 2])
+    like = {"value": jnp.zeros((300, 100), jnp.bfloat16), "temperature": jnp.zeros(())}
+    with Checkpoints(run, CheckpointConfig()) as checkpoints, pytest.raises(CheckpointError) as caught:
+        checkpoints.restore(like)
+    text = str(caught.value)
+    assert "state/2 is not of this learner; 3 of its arrays differ" in text
+    assert "temperature: not in the checkpoint" in text
+    assert "step: only in the checkpoint" in text
+    assert "value: float32[300, 100] in the checkpoint, bfloat16[300, 100] in the run" in text
+
+
+def test_an_absent_step_is_named(run):
+    with Checkpoints(run, CheckpointConfig()) as checkpoints:
+        with pytest.raises(CheckpointError, match=r"there is no checkpoint in .*state\.$"):
+            checkpoints.restore(small(0))
+        save(checkpoints, 1)
+        with pytest.raises(CheckpointError, match=r"no checkpoint of step 5 .* there are those of steps 1\."):
+            checkpoints.restore(small(0), step=5)
+
+
+def test_what_is_no_json_is_refused_at_once(run):
+    with Checkpoints(run, CheckpointConfig()) as checkpoints:
+        with pytest.raises(CheckpointError, match="cannot be written as JSON: .*ndarray"):
+            checkpoints.save(1, small(1), {"sampler": np.zeros(2)}, POLICY, STATS, {}, {})
+        host = {"position": [1]}
+        checkpoints.save(1, small(1), host, POLICY, STATS, {}, {})
+        host["position"].append(2)  # the run goes on meanwhile
+        assert checkpoints.restore(small(0))[1] == {"position": [1]}
+
+
+# --- damage ------------------------------------------------------------------------------------------------------
+
+
+def data_file(directory):
+    """The file that holds the arrays."""
+    files = [file for file in (directory / "arrays").rglob("*") if file.is_file()]
+    return max(files, key=lambda file: file.stat().st_size)
+
+
+def cut(directory):
+    file = data_file(directory)
+    file.write_bytes(file.read_bytes()[:-100])
+
+
+def scramble(directory):
+    """Of the same size, so that only reading can tell."""
+    for file in (directory / "arrays").rglob("*"):
+        if file.is_file():
+            file.write_bytes(bytes(255 - byte for byte in file.read_bytes()))
+
+
+DAMAGES = {
+    "cut": cut,
+    "missing": lambda directory: data_file(directory).unlink(),
+    "scrambled": scramble,
+    "no record": lambda directory: (directory / "state.json").unlink(),
+    "empty record": lambda directory: (directory / "state.json").write_text(""),
+    "empty directory": lambda directory: (shutil.rmtree(directory), directory.mkdir()),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_checkpoint_is_reported_and_the_one_before_taken(run, damage, caplog):
+    save_steps(run, [1, 2])
+    DAMAGES[damage](run.states / "2")
+    with Checkpoints(run, CheckpointConfig()) as checkpoints:
+        assert checkpoints.latest() == 2
+        with caplog.at_level(logging.WARNING):
+            state, _, step = checkpoints.restore(small(0))
+        assert step == 1
+        assert_same(state, small(1))
+        assert [record.levelname for record in caplog.records] == ["WARNING"]
+        assert "state/2 is damaged: " in caplog.text
+        with pytest.raises(CheckpointError, match="state/2 is damaged"):
+            checkpoints.restore(small(0), step=2)
+        # The run comes to the same step again.
+        save(checkpoints, 2, small(22))
+        state, _, step = checkpoints.restore(small(0))
+        assert step == 2
+        assert_same(state, small(22))
+
+
+def test_without_a_whole_checkpoint_each_is_named(run):
+    save_steps(run, [1, 2])
+    cut(run.states / "1")
+    (run.states / "2" / "state.json").unlink()
+    with Checkpoints(run, CheckpointConfig()) as checkpoints, pytest.raises(CheckpointError) as caught:
+        checkpoints.restore(small(0))
+    assert "state/2 is damaged: state.json cannot be read" in str(caught.value)
+    assert "state/1 is damaged: arrays/" in str(caught.value)
+    assert "--overwrite" in str(caught.value)
+
+
+def test_a_damaged_newest_does_not_push_out_what_is_saved_after_going_back(run):
+    save_steps(run, [10, 20])
+    cut(run.states / "20")
+    with Checkpoints(run, CheckpointConfig(max_to_keep=1)) as checkpoints:
+        assert checkpoints.restore(small(0))[2] == 10
+        save(checkpoints, 15)
+        assert checkpoints.restore(small(0))[2] == 15
+    assert saved_steps(run.states) == saved_steps(run.policies) == [15]
+
+
+# --- what is kept ------------------------------------------------------------------------------------------------
+
+
+def test_the_newest_and_the_periodic_ones_are_kept(run):
+    save_steps(run, range(1, 6), max_to_keep=2, keep_period=2)
+    assert saved_steps(run.states) == saved_steps(run.policies) == [2, 4, 5]
+    assert not list(run.checkpoints.rglob(".*"))
+    for step in (2, 4, 5):
+        load_policy(run.policies / str(step))
+
+
+@pytest.mark.parametrize(
+    ("mode", "values", "best"),
+    [
+        ("max", [0.1, 0.9, 0.9, 0.2, 0.3], 2),
+        ("min", [0.1, 0.0, 0.9, 0.0, 0.3], 2),
+        ("max", [0.1, 0.2, 0.3, 0.4, 0.5], 5),
+    ],
+)
+def test_the_policy_of_the_best_step_is_kept(run, mode, values, best):
+    metrics = dict(enumerate(values, start=1))
+    save_steps(run, [1, 2, 3], metrics, max_to_keep=1, best_metric="eval/success", best_mode=mode)
+    save_steps(run, [4, 5], metrics, max_to_keep=1, best_metric="eval/success", best_mode=mode)
+    assert saved_steps(run.states) == [5]
+    assert saved_steps(run.policies) == sorted({best, 5})
+    assert json.loads(run.best_file.read_text()) == {"step": best, "metric": "eval/success", "value": metrics[best]}
+
+
+def test_a_checkpoint_without_the_metric_or_with_nan_is_never_best(run):
+    with Checkpoints(run, CheckpointConfig(max_to_keep=1, best_metric="eval/success")) as checkpoints:
+        save(checkpoints, 1, metrics={"eval/success": float("nan")})
+        save(checkpoints, 2, metrics={"loss": 3.0})
+        checkpoints.wait()
+        assert not run.best_file.exists()
+        save(checkpoints, 3, metrics={"eval/success": 0.0})
+        save(checkpoints, 4)
+    assert json.loads(run.best_file.read_text())["step"] == 3
+    assert saved_steps(run.policies) == [3, 4]
+
+
+def test_a_best_that_was_not_noted_before_a_kill_is_noted_at_the_next_start(run):
+    save_steps(run, [1, 2], {1: 0.1, 2: 0.7}, best_metric="eval/success")
+    run.best_file.write_text('{"step": 1, "metric": "eval/success", "value": 0.1}')
+    save_steps(run, [], best_metric="eval/success")
+    assert json.loads(run.best_file.read_text())["step"] == 2
+
+
+# --- failing -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # TensorStore's, to closed event loops
+@pytest.mark.parametrize("limit", [80_000, 4_000], ids=["of the state", "of the policy"])
+def test_a_full_disk_is_reported_at_the_next_turn_and_costs_no_older_checkpoint(run, caplog, limit):
+    state = {"value": jnp.asarray(np.random.default_rng(0).normal(size=(300, 100)), jnp.float32)}
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    with Checkpoints(run, CheckpointConfig()) as checkpoints:
+        save(checkpoints, 1, state)
+        checkpoints.wait()
+        try:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limits[1]))
+            save(checkpoints, 2, state)
+            with pytest.raises(CheckpointError) as caught:
+                save(checkpoints, 3, state)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        text = str(caught.value)
+        assert f"the checkpoint of step 2 could not be written in {run.checkpoints}: " in text
+        assert "The newest that is whole is that of step 1." in text
+        assert checkpoints.latest() == 1
+        assert (run.policies / "2").exists() == (limit == 80_000)
+        assert not list(run.checkpoints.rglob(".*"))
+        restored, _, _ = checkpoints.restore(state)
+        assert_same(restored, state)
+        save(checkpoints, 3, state)  # and goes on where there is space again
+    assert saved_steps(run.states) == saved_steps(run.policies) == [1, 3]
+    gc.collect()
+    assert caplog.text == ""
+
+
+def test_a_place_that_cannot_be_written_is_named(run):
+    run.checkpoints.mkdir()
+    run.policies.write_text("a file")
+    with pytest.raises(CheckpointError, match=r"step 1 could not be written in .*There is no other one"):
+        save_steps(run, [1])
+    assert saved_steps(run.states) == []
+    run.states.rmdir()
+    run.states.write_text("another")
+    with Checkpoints(run, CheckpointConfig()) as checkpoints, pytest.raises(CheckpointError, match="step 2 could not"):
+        save(checkpoints, 2)
+
+
+def test_a_failed_save_does_not_hide_what_ended_the_run(run, caplog):
+    run.checkpoints.mkdir()
+    run.policies.write_text("a file")
+
+    def train():
+        with Checkpoints(run, CheckpointConfig()) as checkpoints:
+            save(checkpoints, 1)
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        train()
+    assert "step 1 could not be written" in caplog.text
+
+
+# --- kill -9 -----------------------------------------------------------------------------------------------------
+
+# Forks that resume, check what they find and go on saving until they are killed: at a random time, or just before each
+# of the renames that one save makes, until one save is through. The last fork only checks. Forking spares the import.
+KILLED = """
+import os, random, signal, sys, time
+from pathlib import Path
+import jax, jax.numpy as jnp, numpy as np
+from builders import MICRO
+from pirl.config import CheckpointConfig
+from pirl.interop import open_checkpoint
+from pirl.models import abstract_model
+from pirl.training.checkpoints import Checkpoints
+from pirl.training.run import RunDirectory, saved_steps
+
+path = Path(sys.argv[1])
+
+def state(step):
+    return {"value": np.random.default_rng(step).normal(size=(300, 100)).astype(np.float32), "step": np.int32(step)}
+
+MODEL = abstract_model(MICRO)
+
+def policy(step):
+    return jax.tree.map(lambda leaf: jnp.asarray(np.full(leaf.shape, step, leaf.dtype)), MODEL)
+
+def go_on(saves, die_at):
+    run = RunDirectory.open(path, {}, resume=path.exists(), overwrite=False, config_text="")
+    config = CheckpointConfig(max_to_keep=1, keep_period=5, best_metric="success")
+    with Checkpoints(run, config) as checkpoints:
+        assert not list(run.checkpoints.rglob(".*")), "remains"
+        step = checkpoints.latest() or 0
+        if step:
+            restored, host, reached = checkpoints.restore(jax.tree.map(jnp.asarray, state(0)))
+            assert reached == step == host["step"], "not the newest"
+            for name, value in state(step).items():
+                assert np.asarray(restored[name]).tobytes() == value.tobytes(), name
+            assert set(saved_steps(run.states)) <= set(saved_steps(run.policies)), "a state without its policy"
+            for saved in saved_steps(run.policies):
+                parameters = open_checkpoint(run.policies / str(saved)).read()
+                assert all((np.asarray(value) == saved).all() for value in parameters.values()), "another policy"
+        count = 0
+        def hook(event, arguments):
+            nonlocal count
+            if event == "os.rename" and str(path) in str(arguments[0]):
+                count += 1
+                if count == die_at:
+                    os.kill(os.getpid(), signal.SIGKILL)
+        sys.addaudithook(hook)
+        print("saving", flush=True)
+        for step in range(step + 1, step + 1 + saves):
+            arrays = jax.tree.map(jnp.asarray, state(step))
+            checkpoints.save(step, arrays, {"step": step}, policy(step), {}, {}, {"success": float(step % 3)})
+        checkpoints.wait()
+
+def fork(*arguments, kill_after=None):
+    reading, writing = os.pipe()
+    child = os.fork()
+    if not child:
+        os.dup2(writing, 1)
+        try:
+            go_on(*arguments)
+        except BaseException as error:
+            print("wrong", type(error), error, file=sys.stderr, flush=True)
+            os._exit(1)
+        os._exit(0)
+    os.close(writing)
+    if kill_after is not None:
+        os.read(reading, 1)
+        states = path / "checkpoints" / "state"
+        while not states.exists() or not any(name.endswith(".partial") for name in os.listdir(states)):
+            time.sleep(0.001)
+        time.sleep(kill_after)
+        os.kill(child, signal.SIGKILL)
+    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    print(status, len(list(path.rglob(".*"))), flush=True)
+    os.close(reading)
+    return status
+
+if sys.argv[2] == "time":
+    chance = random.Random(int(sys.argv[3]))
+    for _ in range(int(sys.argv[4])):
+        fork(100, None, kill_after=chance.uniform(0.0, 0.8))
+else:
+    fork(3, None)
+    die_at = 1
+    while fork(1, die_at) == -signal.SIGKILL:
+        die_at += 1
+fork(0, None)
+"""
+
+
+def killed_runs(tmp_path, *arguments):
+    """(exit code, hidden remains) of every fork."""
+    command = [sys.executable, "-W", "ignore", "-c", KILLED, str(tmp_path / "run"), *map(str, arguments)]
+    environment = {"PYTHONPATH": str(Path(__file__).parents[1]), "JAX_PLATFORMS": "cpu", "PATH": "/usr/bin:/bin"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert "wrong" not in done.stderr, done.stderr
+    return [tuple(map(int, line.split())) for line in done.stdout.splitlines()]
+
+
+def test_a_process_killed_at_any_time_leaves_whole_checkpoints(tmp_path):
+    *killed, last = killed_runs(tmp_path, "time", 0, 6)
+    assert {code for code, _ in killed} == {-9}
+    assert sum(remains > 0 for _, remains in killed) >= 2, "hardly a kill came in the middle of a save"
+    assert last == (0, 0)
+
+
+def test_a_process_killed_before_any_rename_leaves_whole_checkpoints(tmp_path):
+    (first, _), *killed, through, last = killed_runs(tmp_path, "rename")
+    assert {code for code, _ in killed} == {-9}
+    assert len(killed) >= 5, "the policy, the state, best.json, and two that made room"
+    assert first == 0
+    assert through == last == (0, 0)
