@@ -58,7 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         sys.exit(code)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
+        sys.exit(error.exit_code)
     except BrokenPipeError:
         # The reader (head, less) has had enough; keep the interpreter from complaining about it at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -25,6 +25,7 @@ from pirl.training.metrics import MetricsLog
 from pirl.training.online import Practice
 from pirl.training.run import RunDirectory
 from pirl.training.setup import Setup, agent_shapes, create_agent, set_up
+from pirl.training.writers import check_trackers
 
 
 def train(
@@ -36,6 +37,7 @@ def train(
     command: Sequence[str] | None = None,
 ) -> int:
     """Train as configured, into the run directory runs_dir/exp_name; the return value is the exit code."""
+    check_trackers(config.logging)
     use_compilation_cache()
     directory = config.runs_dir / exp_name
     plain = to_plain(config)
