@@ -39,10 +39,8 @@ setup-rendering:
 		$$as_root apt-get update --quiet && $$as_root apt-get install --quiet --yes $(GL); \
 	} || echo "To render without a screen, please install what your system calls: $(GL)" >&2
 
-demo: $(READY)  ## (not there yet) collect data, train BC, train RL, compare
-	@echo "make demo is not there yet. It needs the ACRLPD agent and the trainer; what works" >&2
-	@echo "today is the policy, its checkpoints, the data and the environments: see the status in README.md." >&2
-	@exit 1
+demo: $(READY)  ## collect data, train BC, train RL, compare: a quarter of an hour on two cores
+	$(BIN)/pirl demo
 
 test: $(READY)  ## all tests but the slow ones
 	$(BIN)/pytest

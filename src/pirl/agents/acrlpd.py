@@ -88,7 +88,7 @@ class ACRLPDConfig:
     """How the policy learns."""
     critic_optimiser: OptimiserConfig = field(
         default_factory=lambda: OptimiserConfig(
-            peak_lr=3e-4, schedule="constant", warmup_steps=0, b2=0.999, weight_decay=0
+            peak_lr=3e-4, schedule="constant", warmup_steps=0, b2=0.999, weight_decay=0.0
         )
     )
     """How the critics learn."""
@@ -133,6 +133,8 @@ class ACRLPDConfig:
             raise ConfigError("subset_min takes the smaller of two critics: critic.num_critics should be at least 2.")
         if min(self.critic_weight, self.actor_weight, self.bc_loss_weight, self.critic_warmup_steps) < 0:
             raise ConfigError("weights of losses and critic_warmup_steps should not be negative.")
+        if self.huber_delta <= 0:
+            raise ConfigError(f"huber_delta should be positive; it is {self.huber_delta}.")
         temperature = self.temperature
         if temperature.beta <= 0 or temperature.max_weight <= 0 or not 0 < temperature.target_ess < 1:
             raise ConfigError(f"beta and max_weight should be positive, target_ess between 0 and 1: {temperature}.")
@@ -241,7 +243,7 @@ class ACRLPDAgent:
         loss = jnp.sum(errors) / jnp.maximum(encoded.totals.chunks, 1e-6)
 
         def mean(x: Array) -> Array:
-            return jnp.sum(jnp.where(usable, x, 0.0)) / jnp.maximum(jnp.sum(usable), 1)
+            return jnp.sum(jnp.where(usable, x, 0.0)) / jnp.maximum(encoded.totals.chunks, 1e-6)
 
         return loss, {
             "critic/loss": loss,
@@ -301,7 +303,8 @@ class ACRLPDAgent:
             "actor/advantage_p10": p10,
             "actor/advantage_p50": p50,
             "actor/advantage_p90": p90,
-            "actor/ess": effective_sample_size(weights),
+            # Before clipping: only so it rises with β, and an adaptive β finds its way from either side.
+            "actor/ess": effective_sample_size(jnp.exp((advantages - jnp.max(advantages)) / beta)),
             "actor/clip_fraction": jnp.mean(advantages / beta >= jnp.log(most)),
             "actor/temperature": beta,
         }
@@ -318,7 +321,7 @@ class ACRLPDAgent:
         encoded = encoded or self.encode(batch, rng, parameters)
         batch = encoded.batch
         errors = self._flow_loss(encoded, batch.actions, batch.valid)
-        loss = jnp.sum(errors * self._cloned(batch)[:, None]) / jnp.maximum(encoded.totals.cloned_steps, 1.0)
+        loss = jnp.sum(errors * self._cloned(batch)[:, None]) / jnp.maximum(encoded.totals.cloned_steps, 1e-6)
         return loss, {"bc/loss": loss}
 
     def compute_loss(

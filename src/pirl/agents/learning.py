@@ -55,6 +55,7 @@ class LearnedPolicy:
     ) -> "LearnedPolicy":
         """Begin with a policy. Frozen parameters are kept in bfloat16, as OpenPI keeps them."""
         model, parameters = policy.config, get_parameters(policy)
+        check_freeze(freeze, list(parameters))
         is_frozen = {path: model.is_frozen(path) or matches_any(path, freeze) for path in parameters}
         if all(is_frozen.values()):
             raise ConfigError(f"freeze = {freeze} leaves no parameter of the policy to learn.")
@@ -62,7 +63,7 @@ class LearnedPolicy:
         trainable = {path: jnp.copy(leaf) for path, leaf in parameters.items() if not is_frozen[path]}
         return cls(
             trainable=trainable,
-            frozen={path: leaf.astype(jnp.bfloat16) for path, leaf in parameters.items() if is_frozen[path]},
+            frozen={path: jnp.copy(leaf.astype(jnp.bfloat16)) for path, leaf in parameters.items() if is_frozen[path]},
             average=None if ema_decay is None else jax.tree.map(jnp.copy, trainable),
             moments=optimiser.make().init(trainable),
             model=model,
@@ -88,11 +89,25 @@ class LearnedPolicy:
         metrics = {
             "grad_norm/policy": optax.global_norm(gradients),
             "param_norm/policy": optax.global_norm(
-                {path: leaf for path, leaf in trainable.items() if _is_kernel(path, leaf)}
+                {path: leaf for path, leaf in {**self.frozen, **trainable}.items() if _is_kernel(path, leaf)}
             ),
             "lr/policy": jnp.asarray(self.optimiser.learning_rate()(count), jnp.float32),
         }
         return replace(self, trainable=trainable, average=average, moments=moments), metrics
+
+
+def check_freeze(freeze: tuple[str, ...], paths: list[str]) -> None:
+    """Raise where an entry of `freeze` is no regular expression, or matches nothing: most likely a slip of the pen."""
+    for pattern in freeze:
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            raise ConfigError(f"freeze = {pattern!r} is not a regular expression: {error}.") from error
+        if pattern not in FREEZABLE and not any(matches_any(path, (pattern,)) for path in paths):
+            raise ConfigError(
+                f"freeze = {pattern!r} matches no parameter of the policy. Give {' or '.join(FREEZABLE)}, or a regular "
+                f"expression on whole paths such as {paths[0]}."
+            )
 
 
 def matches_any(path: str, freeze: tuple[str, ...]) -> bool:
@@ -136,12 +151,16 @@ def accumulate_gradients(
     gradient = jax.grad(loss, has_aux=True)
     if parts == 1:
         return gradient(parameters, data)
-    cut = jax.tree.map(lambda x: x.reshape(parts, x.shape[0] // parts, *x.shape[1:]), data)
+    leaves, structure = jax.tree.flatten(data)
+    cut = [x.reshape(parts, x.shape[0] // parts, *x.shape[1:]) for x in leaves]
 
-    def add(total: Any, part: Any) -> tuple[Any, None]:
-        return jax.tree.map(jnp.add, total, gradient(parameters, part)), None
+    def gradient_of(part: list[Array]) -> tuple[Any, Metrics]:
+        return gradient(parameters, jax.tree.unflatten(structure, part))
 
-    shapes = jax.eval_shape(gradient, parameters, jax.tree.map(lambda x: x[0], cut))
+    def add(total: Any, part: list[Array]) -> tuple[Any, None]:
+        return jax.tree.map(jnp.add, total, gradient_of(part)), None
+
+    shapes = jax.eval_shape(gradient_of, [x[0] for x in cut])
     zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
     total, _ = jax.lax.scan(add, zeros, cut)
     return jax.tree.map(lambda x: x / parts, total)

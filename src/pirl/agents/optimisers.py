@@ -8,7 +8,6 @@ import jax.numpy as jnp
 import optax
 
 from pirl.errors import ConfigError
-from pirl.models.types import Array
 
 
 @dataclass(frozen=True)
@@ -63,7 +62,7 @@ class OptimiserConfig:
             [optax.linear_schedule(first, self.peak_lr, self.warmup_steps), self._after_warmup], [self.warmup_steps]
         )
 
-    def _after_warmup(self, step: Array) -> Any:
+    def _after_warmup(self, step: Any) -> Any:
         if self.schedule == "constant":
             return self.peak_lr
         return self.peak_lr / jnp.sqrt((self.timescale + step) / self.timescale)

@@ -113,7 +113,9 @@ class Acting(InEnvironment):
                 raise UserError(f"{description.name} has no scripted expert; name a checkpoint.")
             return self.expert
         from pirl.envs.planner import load_planner
+        from pirl.training.compiling import use_compilation_cache
 
+        use_compilation_cache()
         planner = load_planner(
             Path(policy).expanduser(),
             description,

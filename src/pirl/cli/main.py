@@ -18,6 +18,7 @@ from pirl.cli.collect import Collect
 from pirl.cli.configs import Configs
 from pirl.cli.convert import Convert
 from pirl.cli.data import DATA_COMMANDS
+from pirl.cli.demo import Demo
 from pirl.cli.envs import ENVS_COMMANDS
 from pirl.cli.evaluate import Evaluate
 from pirl.cli.train import Train, take_settings
@@ -25,6 +26,7 @@ from pirl.errors import UserError, did_you_mean
 
 # A subcommand is a dataclass of its options with a `run` that returns the exit code, or a group of such subcommands.
 COMMANDS: dict[str, Any] = {
+    "demo": Demo,
     "train": Train,
     "eval": Evaluate,
     "collect": Collect,

@@ -134,6 +134,12 @@ class Evaluation:
             "seconds": round(self.seconds, 3),
         }
 
+    @classmethod
+    def from_json(cls, content: Mapping[str, Any]) -> "Evaluation":
+        """What `to_json` gave; a KeyError or a TypeError if it is something else."""
+        results = tuple(EpisodeResult(**episode) for episode in content["episodes"])
+        return cls(results, content["settings"], content["seconds"])
+
 
 def evaluate(
     pool: EnvPool,

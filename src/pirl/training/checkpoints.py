@@ -146,7 +146,7 @@ class Checkpoints:
         failures = []
         for candidate in reversed(saved) if step is None else [step]:
             try:
-                return (*self._read(self._run.states / str(candidate), like), candidate)
+                return (*read_state(self._run.states / str(candidate), like, self._checkpointer), candidate)
             except DamageError as damage:
                 failures.append(f"{self._run.states / str(candidate)} is damaged: {damage}")
                 if step is None:
@@ -184,21 +184,6 @@ class Checkpoints:
             value.copy_to_host_async()
         return {name: jax.device_put(np.array(value), self._host) for name, value in parameters.items()}
 
-    def _read(self, directory: Path, like: PyTree) -> tuple[PyTree, dict[str, Any]]:
-        record = read_record(directory)
-        check_files(directory, record)
-        leaves = {name: _placed(leaf) for name, leaf in named_leaves(like).items()}
-        check_leaves(directory, record, leaves)
-        tree = nest(leaves)
-        arguments = ocp.args.PyTreeRestore(item=tree, restore_args=ocp.checkpoint_utils.construct_restore_args(tree))
-        try:
-            arrays = named_leaves(self._checkpointer.restore(directory / _ARRAYS, args=arguments))
-        except (MemoryError, jax.errors.JaxRuntimeError):
-            raise
-        except Exception as error:  # TensorStore's arrive as bare Exceptions
-            raise DamageError(in_one_line(error)) from error
-        return jax.tree.unflatten(jax.tree.structure(like), [arrays[name] for name in leaves]), record["host"]
-
     def _failure(self, step: int, partial: Path, reason: str) -> CheckpointError:
         """What to say about a save that failed, with its remains removed."""
         with contextlib.suppress(Exception):  # the arrays may still be on their way, and fail for the same reason
@@ -211,6 +196,23 @@ class Checkpoints:
             f"the checkpoint of step {step} could not be written in {self._run.checkpoints}: {reason}. "
             f"{older}. See to the cause (a full disk, missing rights), then go on with --resume."
         )
+
+
+def read_state(directory: Path, like: PyTree, checkpointer: Any) -> tuple[PyTree, dict[str, Any]]:
+    """The state that was saved in a directory, as `like` has it, and what was saved as `host`. Raises a DamageError."""
+    record = read_record(directory)
+    check_files(directory, record)
+    leaves = {name: _placed(leaf) for name, leaf in named_leaves(like).items()}
+    check_leaves(directory, record, leaves)
+    tree = nest(leaves)
+    arguments = ocp.args.PyTreeRestore(item=tree, restore_args=ocp.checkpoint_utils.construct_restore_args(tree))
+    try:
+        arrays = named_leaves(checkpointer.restore(directory / _ARRAYS, args=arguments))
+    except (MemoryError, jax.errors.JaxRuntimeError):
+        raise
+    except Exception as error:  # TensorStore's arrive as bare Exceptions
+        raise DamageError(in_one_line(error)) from error
+    return jax.tree.unflatten(jax.tree.structure(like), [arrays[name] for name in leaves]), record["host"]
 
 
 def _placed(leaf: Any) -> jax.ShapeDtypeStruct:

@@ -4,7 +4,6 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-import jax
 import numpy as np
 
 from pirl.config import OnlineConfig
@@ -15,6 +14,11 @@ from pirl.data.robots import Robot
 from pirl.envs.planner import Planner
 from pirl.envs.pools import EnvPool
 from pirl.envs.rollouts import Rollout, make_starts, roll_out
+from pirl.errors import EnvError
+from pirl.training.writers import Number
+
+# So many rounds may be lost as a whole.
+_PATIENCE = 3
 
 
 class Practice:
@@ -38,7 +42,7 @@ class Practice:
         """`sampler` mixes prior data with what is in `replay`."""
         self._config, self._outcomes, self._robot = config, outcomes, robot
         self._pool, self._replay, self._sampler, self._execute_steps = pool, replay, sampler, execute_steps
-        self._counts = {"rounds": 0, "env_steps": 0, "episodes": 0, "lost": 0, "updates": 0}
+        self._counts = {"rounds": 0, "barren": 0, "env_steps": 0, "episodes": 0, "lost": 0, "updates": 0}
 
     @property
     def owes_updates(self) -> bool:
@@ -51,14 +55,18 @@ class Practice:
         """Whether all steps are taken and all updates made."""
         return self._counts["env_steps"] >= self._config.env_steps and not self.owes_updates
 
-    def batches(self) -> ChunkBatch:
-        """The batches of the next updates, stacked, for updates that are compiled into one."""
+    @property
+    def updates(self) -> int:
+        """Updates made so far, or at least given their batches."""
+        return self._counts["updates"]
+
+    def batches(self) -> list[ChunkBatch]:
+        """The batches of the next updates."""
         first, count = self._counts["updates"], self._config.updates_per_scan
         self._counts["updates"] += count
-        batches = [self._sampler.batch(step) for step in range(first, first + count)]
-        return jax.tree.map(lambda *leaves: np.stack(leaves), *batches)
+        return [self._sampler.batch(step) for step in range(first, first + count)]
 
-    def collect(self, planner: Planner) -> dict[str, float]:
+    def collect(self, planner: Planner) -> dict[str, Number]:
         """One round of episodes; returns what there is to tell."""
         count, first = self._config.episodes_per_round, self._counts["rounds"] * self._config.episodes_per_round
         starts = make_starts(self._pool.description, first + count, self._config.seed)[first:]
@@ -68,10 +76,16 @@ class Practice:
         for rollout in finished:
             self._replay.add(shaped_episode(rollout, self._robot, self._outcomes))
         self._counts["rounds"] += 1
+        self._counts["barren"] = 0 if finished else self._counts["barren"] + 1
+        if self._counts["barren"] >= _PATIENCE:
+            raise EnvError(
+                f"all episodes of {_PATIENCE} rounds of practice were lost, so nothing more is learned. The last one: "
+                f"{rollouts[-1].lost}"
+            )
         self._counts["env_steps"] += sum(map(len, finished))
         self._counts["episodes"] += len(finished)
         self._counts["lost"] += len(rollouts) - len(finished)
-        told: dict[str, float] = {f"online/{name}": self._counts[name] for name in ("env_steps", "episodes", "lost")}
+        told: dict[str, Number] = {f"online/{name}": self._counts[name] for name in ("env_steps", "episodes", "lost")}
         if finished:
             told["online/success"] = float(np.mean([rollout.success for rollout in finished]))
             told["online/length"] = float(np.mean([len(rollout) for rollout in finished]))

@@ -1,8 +1,9 @@
 """The training loop: next batch, update, log, now and then measure and save. It knows none of the maths."""
 
 import contextlib
+import functools
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
@@ -24,8 +25,8 @@ from pirl.training.health import EarlyStopping, Health, StopSignal, guarded
 from pirl.training.metrics import MetricsLog
 from pirl.training.online import Practice
 from pirl.training.run import RunDirectory
-from pirl.training.setup import Setup, agent_shapes, create_agent, set_up
-from pirl.training.writers import check_trackers
+from pirl.training.setup import Setup, agent_shapes, agent_sharding, create_agent, set_up
+from pirl.training.writers import Number, check_trackers
 
 
 def train(
@@ -45,16 +46,23 @@ def train(
         directory, plain, resume=resume, overwrite=overwrite, config_text=format_config(config)
     ) as run:
         setup = set_up(config)
-        with Trainer(setup, run, exp_name) as trainer:
+        display = Display(_total_steps(config), exp_name, every=config.logging.every, log=run.log_file)
+        with display, Trainer(setup, run, display) as trainer:
             return trainer.run()
 
 
 class Trainer:
     """A run under way."""
 
-    def __init__(self, setup: Setup, run: RunDirectory, title: str):
-        self._setup, self._run, self._config = setup, run, setup.config
+    def __init__(self, setup: Setup, run: RunDirectory, display: Display):
+        self._setup, self._run, self._config, self._display = setup, run, setup.config, display
         config = self._config
+        self._stopwatch = Stopwatch()
+        self._compiled: set[str] = set()
+        self._measured: dict[str, Number] = {}
+        self._step = self._first_step = 0
+        saved = None
+        display.say(f"{config.name} in {run.path}")
         self._open = contextlib.ExitStack()
         try:
             self._checkpoints = self._open.enter_context(Checkpoints(run, config.checkpoints))
@@ -62,30 +70,27 @@ class Trainer:
             self._stopping = EarlyStopping(config.stopping)
             self._pool = self._open_pool()
             self._practice = self._prepare_practice()
-            self._step, saved = 0, None
             if self._checkpoints.latest() is None:
-                self._agent = create_agent(setup)
+                with self._compiling("the learner"):
+                    self._agent = create_agent(setup)
             else:
                 self._agent, saved, self._step = self._checkpoints.restore(agent_shapes(setup))
-            self._loader = self._open_loader(saved)
-            self._log = self._open.enter_context(
-                MetricsLog(run.path, config.logging, None if saved is None else saved["log"], to_plain(config))
-            )
-            if saved is not None:
                 self._health.restore(saved["health"])
                 self._stopping.restore(saved["stopping"])
-                if self._practice is not None:
+                if self._practice is not None and saved["practice"] is not None:
                     self._practice.restore(saved["practice"])
-            self._display = self._open.enter_context(
-                Display(self._total_steps(), title, every=config.logging.every, log=run.log_file)
+            self._saved_step = self._first_step = self._timed_step = self._step
+            self._logged_step = 0 if saved is None else saved["logged_step"]
+            self._evaluated_step = 0 if saved is None else saved["evaluated_step"]
+            self._sampler_state = None if saved is None else saved["sampler"]
+            self._loader = self._open_loader()
+            self._log = self._open.enter_context(
+                MetricsLog(run.path, config.logging, None if saved is None else saved["log"], to_plain(config))
             )
         except BaseException:
             self._open.close()
             raise
-        self._stopwatch = Stopwatch()
-        self._measured: dict[str, float] = {}
-        self._logged_step = self._saved_step = self._evaluated_step = self._step
-        self._update, self._updates, self._validate = compile_updates(config)
+        self._update, self._updates, self._validate = compile_updates(setup)
         run.note(parameters=self._agent.parameter_counts(), action_dim=setup.action_dim)
 
     # --- the loop ------------------------------------------------------------------------------------------------
@@ -93,18 +98,14 @@ class Trainer:
     def run(self) -> int:
         """Until everything is learned, nothing improves any more, or somebody says stop."""
         self._say_hello()
-        stop_early = False
+        stop_early = self._was_stopped()
         with StopSignal(self._display.note) as signal:
             while not (self._is_over() or stop_early or signal.requested):
-                if self._is_offline():
-                    batch, count = self._next_batch(), 1
-                    update = self._update
-                else:
-                    if not self._practise():
-                        continue
-                    batch, count = self._next_batches(), self._config.online.updates_per_scan
-                    update = self._updates
-                with self._stopwatch("update"):
+                if not self._is_offline() and not self._practise():
+                    continue
+                batch, count = self._next_batch()
+                update, what = (self._update, "the update") if count == 1 else (self._updates, f"{count} updates")
+                with self._compiling(what), self._stopwatch("update"):
                     self._agent, metrics = update(self._agent, batch, self._keys(count))
                 before, self._step = self._step, self._step + count
                 self._log.add(metrics)
@@ -115,16 +116,22 @@ class Trainer:
                     stop_early |= self._measure(self._validation())
                 if self._due(before, self._config.evaluation.every):
                     stop_early |= self._measure(self._evaluation())
-                if self._due(before, self._config.checkpoints.every):
+                if self._due(before, self._config.checkpoints.every) and not (self._is_over() or stop_early):
                     self._save()
             self._finish(stop_early, signal)
         return signal.exit_code
 
     def _is_offline(self) -> bool:
-        return self._step < self._config.steps
+        online = 0 if self._practice is None else self._practice.updates
+        return self._step - online < self._config.steps
 
     def _is_over(self) -> bool:
         return not self._is_offline() and (self._practice is None or self._practice.is_over)
+
+    def _was_stopped(self) -> bool:
+        """Whether the run that is resumed had ended because nothing improved."""
+        stopping = self._config.stopping
+        return stopping.metric is not None and self._stopping.state()["waited"] >= stopping.patience
 
     def _due(self, before: int, every: int) -> bool:
         """Whether a multiple of `every` was passed."""
@@ -133,49 +140,66 @@ class Trainer:
     def _keys(self, count: int) -> jax.Array:
         """The randomness of an update follows from the seed and its number; of several, one key each."""
         key = jax.random.key(self._config.seed)
-        if self._is_offline():
+        if count == 1:
             return jax.random.fold_in(key, self._step)
         return jax.vmap(lambda step: jax.random.fold_in(key, step))(np.arange(self._step, self._step + count))
 
-    def _next_batch(self) -> ChunkBatch:
-        assert self._loader is not None
+    def _next_batch(self) -> tuple[ChunkBatch, int]:
+        """A batch on the device, or several stacked for updates that are compiled into one; and how many."""
         with self._stopwatch("data"):
-            return next(self._loader)
-
-    def _next_batches(self) -> ChunkBatch:
-        assert self._practice is not None
-        with self._stopwatch("data"):
+            if self._is_offline():
+                assert self._loader is not None
+                return next(self._loader), 1
+            assert self._practice is not None
             batches = self._practice.batches()
-            sharding = self._setup.batch_sharding(stacked=True)
+            several = len(batches) > 1
+            batch = jax.tree.map(lambda *leaves: np.stack(leaves), *batches) if several else batches[0]
+            sharding = self._setup.batch_sharding(stacked=several)
             if sharding is None:
-                return jax.device_put(batches)
-            return jax.tree.map(lambda x: jax.make_array_from_process_local_data(sharding, x), batches)
+                return jax.device_put(batch), len(batches)
+            place = functools.partial(jax.make_array_from_process_local_data, sharding)
+            return jax.tree.map(place, batch), len(batches)
+
+    @contextlib.contextmanager
+    def _compiling(self, what: str) -> Iterator[None]:
+        """Say what takes so long the first time. How fast steps are is measured from when the first is compiled."""
+        if what in self._compiled:
+            yield
+            return
+        with self._display.phase(f"compiling {what}"):
+            self._display.say(f"compiling {what} …")
+            yield
+        self._compiled.add(what)
+        if self._step == self._first_step:
+            self._stopwatch = Stopwatch()
 
     def _practise(self) -> bool:
         """Collect a round of episodes if no updates are owed; says whether there are any now."""
         assert self._practice is not None
         assert self._pool is not None
         if not self._practice.owes_updates:
-            with self._display.phase("practising"), self._stopwatch("rollout"):
+            with self._display.phase("practising"), self._stopwatch("rollout"), self._compiling("acting"):
                 told = self._practice.collect(agent_planner(self._agent, self._setup.policy_io, self._pool))
             self._measured |= self._log.write(self._step, told)
         return self._practice.owes_updates
 
     def _write_log(self) -> None:
-        steps, self._logged_step = self._step - self._logged_step, self._step
         values = self._log.flush(self._step)
-        timing = self._stopwatch.lap(steps)
+        timing = self._stopwatch.lap(self._step - self._timed_step)
+        self._logged_step = self._timed_step = self._step
         self._log.write_timing(self._step, timing)
         self._display.update(self._step, {**values, **self._measured}, timing)
 
     def _finish(self, stop_early: bool, signal: StopSignal) -> None:
         self._health.finish()
-        if not signal.requested:
-            if self._step > self._logged_step:
-                self._write_log()
-            if self._config.evaluation.every and self._step > self._evaluated_step:
-                self._measure(self._evaluation())  # the end, whatever the interval
-        if self._step > self._saved_step or self._checkpoints.latest() is None:
+        unsaved = self._step > self._saved_step or self._checkpoints.latest() is None
+        if self._step > self._logged_step and not signal.requested:
+            self._write_log()
+            unsaved = True
+        if self._config.evaluation.every and self._step > self._evaluated_step and not signal.requested:
+            self._measure(self._evaluation())  # the end, whatever the interval
+            unsaved = True
+        if unsaved:
             self._save()
         self._checkpoints.wait()
         if signal.requested:
@@ -183,23 +207,25 @@ class Trainer:
         elif stop_early:
             self._display.say(
                 f"stopped at step {self._step}: {self._config.stopping.metric} has not improved for "
-                f"{self._config.stopping.patience} measurements."
+                f"{self._config.stopping.patience} measurements (--stopping.patience)."
             )
+        elif self._step == self._first_step:
+            self._display.say(f"all {self._step} updates were made already: more --steps would go on.")
         else:
             self._display.say(f"done after {self._step} updates.")
         self._display.say(f"policy: {self._run.policies / str(self._checkpoints.latest())}")
 
     # --- measuring -----------------------------------------------------------------------------------------------
 
-    def _measure(self, values: dict[str, float]) -> bool:
+    def _measure(self, values: dict[str, Number]) -> bool:
         """Write what was measured; says whether to stop."""
         self._measured |= self._log.write(self._step, values)
         self._display.update(self._step, self._measured)
         metric = self._config.stopping.metric
-        return metric in values and self._stopping.update(values[metric])
+        return metric in values and self._stopping.update(float(values[metric]))
 
-    def _validation(self) -> dict[str, float]:
-        with self._display.phase("validating"), self._stopwatch("evaluation"):
+    def _validation(self) -> dict[str, Number]:
+        with self._display.phase("validating"), self._stopwatch("evaluation"), self._compiling("the validation"):
             sampler = self._setup.sampler([self._setup.source(self._config.seed, held_out=True)])
             found: list[Metrics] = []
             # The same batches and noise every time, so that only the learner makes a difference.
@@ -210,11 +236,11 @@ class Trainer:
             found = jax.device_get(found)
         return {f"val/{name}": float(np.mean([metrics[name] for metrics in found])) for name in found[0]}
 
-    def _evaluation(self) -> dict[str, float]:
+    def _evaluation(self) -> dict[str, Number]:
         config, pool = self._config.evaluation, self._pool
         assert pool is not None
         self._evaluated_step = self._step
-        with self._display.phase("evaluating"), self._stopwatch("evaluation"):
+        with self._display.phase("evaluating"), self._stopwatch("evaluation"), self._compiling("acting"):
             planner = evaluated_planner(self._agent, self._setup.policy_io, pool, config)
             starts = make_starts(pool.description, config.episodes, config.seed)
             settings = {"step": self._step, **to_plain(config)}
@@ -248,15 +274,18 @@ class Trainer:
                 "health": self._health.state(),
                 "stopping": self._stopping.state(),
                 "practice": None if self._practice is None else self._practice.state(),
-                "sampler": None if self._loader is None else self._loader.state(),
+                "sampler": self._sampler_state if self._loader is None else self._loader.state(),
+                "logged_step": self._logged_step,
+                "evaluated_step": self._evaluated_step,
             }
             metadata = {
                 "config": to_plain(self._config),
                 "robot": self._setup.policy_io.robot.to_dict(),
                 "parameter_counts": self._agent.parameter_counts(),
             }
+            measured = {name: float(value) for name, value in self._measured.items()}
             self._checkpoints.save(
-                self._step, self._agent, host, self._agent.policy(), self._setup.norm_stats, metadata, self._measured
+                self._step, self._agent, host, self._agent.policy(), self._setup.norm_stats, metadata, measured
             )
             self._saved_step, self._measured = self._step, {}
 
@@ -292,22 +321,18 @@ class Trainer:
             execute_steps=config.evaluation.execute_steps,
         )
 
-    def _open_loader(self, saved: dict[str, Any] | None) -> Loader | None:
+    def _open_loader(self) -> Loader | None:
         if not self._is_offline():
             return None
         sampler = self._setup.sampler([self._setup.source(self._config.seed)])
-        if saved is not None and saved["sampler"] is not None:
-            sampler.restore(saved["sampler"])
+        if self._sampler_state is not None:
+            sampler.restore(self._sampler_state)
         sharding = self._setup.batch_sharding()
         return self._open.enter_context(Loader(sampler, sharding=sharding, prefetch=self._config.data.prefetch))
 
-    def _total_steps(self) -> int:
-        online = self._config.online
-        return self._config.steps + int(online.env_steps * online.utd_ratio)
-
     def _say_hello(self) -> None:
         counts = ", ".join(f"{name} {count:,}" for name, count in self._agent.parameter_counts().items())
-        self._display.say(f"{self._config.name} in {self._run.path}: parameters {counts}")
+        self._display.say(f"parameters: {counts}")
         for hint in self._log.hints:
             self._display.say(hint)
         if self._step:
@@ -320,13 +345,17 @@ class Trainer:
         self._open.__exit__(*error)
 
 
-def compile_updates(config: RLTrainConfig) -> tuple[Any, Any, Any]:
+def _total_steps(config: RLTrainConfig) -> int:
+    return config.steps + int(config.online.env_steps * config.online.utd_ratio)
+
+
+def compile_updates(setup: Setup) -> tuple[Any, Any, Any]:
     """One update; a scan of several; and a validation. Updates take over the learner's memory."""
 
     def update(agent: Agent, batch: ChunkBatch, rng: jax.Array) -> tuple[Agent, Metrics]:
         return agent.update(batch, rng)
 
-    careful = guarded(update, config.health.loss_limit)
+    careful = guarded(update, setup.config.health.loss_limit)
 
     def updates(agent: Agent, batches: ChunkBatch, rngs: jax.Array) -> tuple[Agent, Metrics]:
         return jax.lax.scan(lambda agent, each: careful(agent, *each), agent, (batches, rngs))
@@ -334,4 +363,10 @@ def compile_updates(config: RLTrainConfig) -> tuple[Any, Any, Any]:
     def validate(agent: Agent, batch: ChunkBatch, rng: jax.Array) -> Metrics:
         return agent.validate(batch, rng)
 
-    return jax.jit(careful, donate_argnums=0), jax.jit(updates, donate_argnums=0), jax.jit(validate)
+    # The learner stays where it lies: laid out otherwise, the next update would have to be compiled again.
+    places: dict[str, Any] = {} if setup.mesh.size == 1 else {"out_shardings": (agent_sharding(setup), None)}
+    return (
+        jax.jit(careful, donate_argnums=0, **places),
+        jax.jit(updates, donate_argnums=0, **places),
+        jax.jit(validate),
+    )

@@ -1,0 +1,98 @@
+"""The demo from beginning to end: its directory, its steps, its results and its report."""
+
+import fcntl
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from pirl.demo.display import Display
+from pirl.demo.plan import RUNS, DemoConfig, make_plan
+from pirl.demo.results import make_results, write_results
+from pirl.demo.running import run_steps
+from pirl.demo.steps import Stages, all_steps
+from pirl.errors import DataError
+from pirl.files import write_file, writing
+from pirl.report import config_differences
+
+SETTINGS_FILE = "demo.json"
+_LOCK = "lock"
+_OWN = (*RUNS, "data", "evaluations", "logs", "steps", "results.json", "report.html", SETTINGS_FILE)
+_SHOWN_DIFFERENCES = 10
+
+
+def run_demo(config: DemoConfig, *, overwrite: bool = False, stages: Stages | None = None) -> dict[str, Any]:
+    """Do what is not done yet, in the directory of the demo; returns what is then in its results.json."""
+    stages = make_plan(config) if stages is None else stages
+    with open_directory(config, overwrite=overwrite):
+        steps = list(all_steps(stages))
+        with Display(steps) as display:
+            records = run_steps(stages, config.out, display)
+        results = make_results(config, {step.name: records.read(step).seconds for step in steps})
+        write_results(config, results)
+        return results
+
+
+@contextmanager
+def open_directory(config: DemoConfig, *, overwrite: bool) -> Iterator[None]:
+    """Begin a demo or go on with one, alone. Refuses a directory with something else in it, or made in another way."""
+    with writing("the demo", config.out, "Choose another place (--out)."):
+        _refuse_foreign(config.out)
+        config.out.mkdir(parents=True, exist_ok=True)
+        lock = os.open(config.out / _LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise DataError(
+                f"another `pirl demo` works in {config.out}: wait for it, or choose another --out."
+            ) from None
+        with writing("the demo", config.out, "Choose another place (--out)."):
+            if overwrite:
+                _clear(config.out)
+            _check_settings(config)
+        yield
+    finally:
+        os.close(lock)
+
+
+def _refuse_foreign(out: Path) -> None:
+    if out.exists() and not out.is_dir():
+        raise DataError(f"{out} is a file: choose a directory for the demo (--out).")
+    entries = {entry.name for entry in out.iterdir()} if out.is_dir() else set()
+    if entries - {_LOCK} and SETTINGS_FILE not in entries:
+        raise DataError(f"{out} is not empty, and no demo was made in it: choose another directory (--out).")
+
+
+def _clear(out: Path) -> None:
+    """Delete what a demo makes, what says that it is one at last."""
+    for name in _OWN:
+        path = out / name
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
+
+
+def _check_settings(config: DemoConfig) -> None:
+    """What is there must have been made as it would be made now, or old and new results would be mixed."""
+    file = config.out / SETTINGS_FILE
+    here = json.loads(json.dumps(config.settings(), default=str))
+    if not file.exists():
+        write_file(file, json.dumps(here, indent=2) + "\n")
+        return
+    try:
+        there = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise DataError(f"{file} is damaged ({error}): begin anew with --overwrite.") from error
+    if differences := config_differences({"there": there, "here": here}):
+        lines = [f"  {name}: {old} there, {new} now" for name, (old, new) in differences.items()]
+        more = len(lines) - _SHOWN_DIFFERENCES
+        raise DataError(
+            f"{config.out} holds a demo that was begun with other settings:\n"
+            + "\n".join([*lines[:_SHOWN_DIFFERENCES], *([f"  and {more} more"] if more > 0 else [])])
+            + "\nAsk for the same again, begin anew with --overwrite, or choose another place with --out."
+        )

@@ -1,0 +1,137 @@
+"""What a person sees of a demo under way: a table that follows every step, or plain lines."""
+
+import contextlib
+import re
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Literal
+
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from pirl.demo.steps import Step
+
+_State = Literal["waiting", "running", "done", "there", "failed", "stopped"]
+_STYLES: dict[_State, str] = {
+    "waiting": "dim",
+    "running": "bold cyan",
+    "done": "green",
+    "there": "green",
+    "failed": "bold red",
+    "stopped": "yellow",
+}
+_TAIL = 4096
+_CODES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+
+
+class Display:
+    """Progress of the steps, on standard error."""
+
+    def __init__(self, steps: Sequence[Step]) -> None:
+        self._steps = {step.name: step for step in steps}
+        self._states: dict[str, _State] = dict.fromkeys(self._steps, "waiting")
+        self._seconds: dict[str, float] = {}
+        self._begun: dict[str, float] = {}
+        self._logs: dict[str, Path] = {}
+        self._note = ""
+        self._console = Console(stderr=True, highlight=False, markup=False, emoji=False)
+        self._live: Live | None = None
+
+    def __enter__(self) -> "Display":
+        if sys.stderr.isatty() and not self._console.is_dumb_terminal:
+            self._live = Live(console=self._console, auto_refresh=False, get_renderable=self._table)
+            self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._live is not None:
+            self._live.stop()
+
+    def started(self, step: Step, log: Path) -> None:
+        """A step begins; what it says goes to the log."""
+        self._states[step.name], self._logs[step.name] = "running", log
+        self._begun[step.name] = time.monotonic()
+        self._say(f"{step.name}: {step.title}")
+
+    def finished(self, step: Step, seconds: float) -> None:
+        """A step has come to its end, after so long in all."""
+        self._end(step, "done", seconds)
+        self._say(f"{step.name}: done in {seconds:.0f} s")
+
+    def skipped(self, step: Step, seconds: float) -> None:
+        """A step was done before, in so long."""
+        self._end(step, "there", seconds)
+        self._say(f"{step.name}: there already")
+
+    def failed(self, step: Step) -> None:
+        """A step failed."""
+        self._end(step, "failed")
+        self._say(f"{step.name}: failed")
+
+    def stopped(self, step: Step) -> None:
+        """A step was made to end."""
+        self._end(step, "stopped")
+        self._say(f"{step.name}: stopped")
+
+    def note(self, text: str) -> None:
+        """A few words about all of it."""
+        self._note = text
+        self._say(text)
+
+    def refresh(self) -> None:
+        """Draw it anew."""
+        if self._live is not None:
+            self._live.refresh()
+
+    def _end(self, step: Step, state: _State, seconds: float | None = None) -> None:
+        passed = time.monotonic() - self._begun.get(step.name, time.monotonic())
+        self._states[step.name] = state
+        self._seconds[step.name] = passed if seconds is None else seconds
+        self.refresh()
+
+    def _say(self, text: str) -> None:
+        if self._live is None:
+            # Its own print, because a line is a line, however wide.
+            with contextlib.suppress(BrokenPipeError):
+                print(text, file=sys.stderr, flush=True)
+
+    def _table(self) -> Table:
+        table = Table(box=None, pad_edge=False, show_header=False, expand=True, caption=self._note or None)
+        for name in ("state", "title", "time"):
+            table.add_column(name, no_wrap=True, justify="right" if name == "time" else "left")
+        table.add_column("said", no_wrap=True, overflow="ellipsis", ratio=1, style="dim")
+        for name, step in self._steps.items():
+            state = self._states[name]
+            running = state == "running"
+            seconds = time.monotonic() - self._begun[name] if running else self._seconds.get(name)
+            table.add_row(
+                Text(state, _STYLES[state]),
+                Text(step.title, "" if running else "dim" if state == "waiting" else "default"),
+                "" if seconds is None else _clock(seconds),
+                Text(last_line(self._logs[name]) if running or state == "failed" else ""),
+            )
+        return table
+
+
+def last_line(log: Path) -> str:
+    """What was said last, without what only a terminal understands."""
+    try:
+        with log.open("rb") as file:
+            file.seek(0, 2)
+            file.seek(max(0, file.tell() - _TAIL))
+            text = file.read().decode("utf-8", errors="replace")
+    except OSError:
+        return ""
+    lines = [line.strip() for line in _CODES.sub("", text).replace("\r", "\n").split("\n")]
+    return next((line for line in reversed(lines) if line), "")
+
+
+def _clock(seconds: float) -> str:
+    return f"{int(seconds) // 60}:{int(seconds) % 60:02d}"

@@ -1,0 +1,190 @@
+"""`pirl train --dry-run`: build everything, make a few updates on real data, say what a run would take; write nothing.
+
+Nothing but caches, that is: decoded frames, statistics of the dataset and compiled programs, which the run will need too.
+"""
+
+import contextlib
+import statistics
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import jax
+import numpy as np
+
+from pirl.agents.base import Agent
+from pirl.config import RLTrainConfig
+from pirl.data import ChunkBatch, Loader, ReplayBuffer
+from pirl.envs.pools import EnvPool, Lost, Started, open_pool
+from pirl.envs.rollouts import make_starts, roll_out
+from pirl.errors import EnvError
+from pirl.training.acting import agent_planner
+from pirl.training.compiling import use_compilation_cache
+from pirl.training.online import shaped_episode
+from pirl.training.records import named_leaves
+from pirl.training.setup import Setup, create_agent, set_up
+from pirl.training.trainer import compile_updates
+
+# What the arrays of a learner are for, by how their path begins; all others belong to the critics.
+_KINDS = {
+    "learned/trainable": "parameters",
+    "learned/frozen": "frozen",
+    "learned/average": "average",
+    "learned/moments": "optimiser",
+    "step": "optimiser",
+}
+_TIMED_UPDATES = 3
+
+
+def dry_run(config: RLTrainConfig) -> int:
+    """Print what training as configured would take; the return value is the exit code."""
+    use_compilation_cache()
+    with contextlib.ExitStack() as stack:
+        with _doing("reading the data"):
+            setup = set_up(config)
+        with _doing("making the learner"):
+            agent = jax.block_until_ready(create_agent(setup))
+        rows = _about_learner(agent) + _about_data(setup)
+        pool = None if config.env is None else stack.enter_context(open_pool(config.env, 1))
+        batch = _first_batch(setup, agent, pool)
+        rows += _about_batch(batch)
+        if pool is not None:
+            rows += _about_acting(setup, agent, pool)
+        rows += _about_update(setup, agent, batch)
+    width = max(len(name) for name, _ in rows) + 2
+    print("\n".join(f"{name:{width}}{value}".rstrip() for name, value in rows))
+    return 0
+
+
+def state_bytes(agent: Agent) -> dict[str, int]:
+    """Bytes of the learner's state by what they are for, all devices together (a replicated array counted once)."""
+    found = dict.fromkeys((*_KINDS.values(), "critics"), 0)
+    for name, leaf in named_leaves(agent).items():
+        kind = next((kind for start, kind in _KINDS.items() if name.startswith(start)), "critics")
+        found[kind] += leaf.size * leaf.dtype.itemsize
+    return {kind: size for kind, size in found.items() if size}
+
+
+def peak_bytes(compiled: jax.stages.Compiled) -> int:
+    """What the compiler expects a program to hold on each device at most: its inputs, results and all in between."""
+    memory: Any = compiled.memory_analysis()
+    kept = memory.argument_size_in_bytes + memory.output_size_in_bytes - memory.alias_size_in_bytes
+    return int(kept + memory.temp_size_in_bytes)
+
+
+def _about_learner(agent: Agent) -> list[tuple[str, str]]:
+    counts = agent.parameter_counts()
+    sizes = state_bytes(agent)
+    return [
+        ("policy", f"{counts['policy']:,} parameters, {counts['policy_trainable']:,} of them learn"),
+        *([("critics", f"{counts['critic']:,} parameters")] if "critic" in counts else []),
+        (
+            "state",
+            f"{_size(sum(sizes.values()))}: {', '.join(f'{kind} {_size(size)}' for kind, size in sizes.items())}",
+        ),
+    ]
+
+
+def _about_data(setup: Setup) -> list[tuple[str, str]]:
+    data = setup.trajectories
+    if data is None or setup.weights is None:
+        return [("data", "none; learned online")]
+    text = f"{len(data.starts):,} episodes, {len(data.rewards):,} frames"
+    learned = f", of which {np.count_nonzero(setup.weights):,} are learned from"
+    held_out = "" if setup.held_out is None else f" and {np.count_nonzero(setup.held_out):,} held out"
+    return [("data", text + learned + held_out)]
+
+
+def _about_batch(batch: ChunkBatch) -> list[tuple[str, str]]:
+    observations = batch.observations
+    shapes: Mapping[str, Any] = {
+        **observations.images,
+        "state": observations.state,
+        "prompt": observations.tokenized_prompt,
+        "actions": batch.actions,
+        "rewards": batch.rewards,
+    }
+    named = [(name, array) for name, array in shapes.items() if array is not None]
+    lines = [f"{name} {'×'.join(map(str, array.shape))}" for name, array in named]
+    return [("batch", ", ".join(lines))]
+
+
+def _about_acting(setup: Setup, agent: Agent, pool: EnvPool) -> list[tuple[str, str]]:
+    """One plan for an observation of the environment, compiled and then timed."""
+    start = make_starts(pool.description, 1, setup.config.online.seed)[0]
+    pool.start(0, start)
+    answer = pool.wait([0])[0]
+    if isinstance(answer, Lost):
+        raise EnvError(f"{pool.description.name} could not be started: {answer.reason}")
+    assert isinstance(answer, Started)
+    observation = {name: value[None] for name, value in answer.observation.items()}
+    planner = agent_planner(agent, setup.policy_io, pool)
+    seconds = []
+    with _doing("compiling acting"):
+        for _ in range(2):
+            began = time.perf_counter()
+            chunk = planner.plan(observation, [answer.prompt], [start.seed], [0])
+            seconds.append(time.perf_counter() - began)
+    shape = "×".join(map(str, chunk.shape[1:]))
+    return [("acting", f"{_time(seconds[-1])} for a chunk of {shape} in {pool.description.name}")]
+
+
+def _about_update(setup: Setup, agent: Agent, batch: ChunkBatch) -> list[tuple[str, str]]:
+    """Compile the update as the trainer does, make one, and time a few more. The learner is used up."""
+    key = jax.random.key(setup.config.seed)
+    with _doing("compiling the update"):
+        began = time.perf_counter()
+        compiled = compile_updates(setup)[0].lower(agent, batch, key).compile()
+        compile_seconds = time.perf_counter() - began
+    seconds = []
+    with _doing("updating"):
+        for number in range(1 + _TIMED_UPDATES):
+            began = time.perf_counter()
+            agent, metrics = jax.block_until_ready(compiled(agent, batch, jax.random.fold_in(key, number)))
+            seconds.append(time.perf_counter() - began)
+    median = statistics.median(seconds[1:])
+    devices = "" if setup.mesh.size == 1 else f" on each of {setup.mesh.size} devices"
+    return [
+        ("memory", f"{_size(peak_bytes(compiled))} at the peak of an update{devices}, as the compiler estimates"),
+        ("compiling", f"{_time(compile_seconds)}; less where the compiled program is in the cache"),
+        ("update", f"{_time(median)}, {setup.config.batch_size / median:,.1f} samples per second"),
+        ("loss", f"{float(metrics['loss']):.4g} after {1 + _TIMED_UPDATES} updates on one batch"),
+    ]
+
+
+def _first_batch(setup: Setup, agent: Agent, pool: EnvPool | None) -> ChunkBatch:
+    """The first batch of the run; without a dataset, one cut from an episode that the learner acts."""
+    if setup.trajectories is not None:
+        source: Any = setup.source(setup.config.seed)
+    else:
+        assert pool is not None
+        source = ReplayBuffer(setup.config.online.capacity, setup.policy_io, seed=setup.config.seed)
+        planner, starts = agent_planner(agent, setup.policy_io, pool), make_starts(pool.description, 1, 0)
+        steps = setup.config.evaluation.execute_steps
+        with _doing("acting an episode"):
+            for rollout in roll_out(pool, planner, starts, execute_steps=steps, keep_images=True):
+                if rollout.lost is not None:
+                    raise EnvError(f"the episode was lost: {rollout.lost}")
+                source.add(shaped_episode(rollout, setup.policy_io.robot, setup.config.data.outcomes))
+    with Loader(setup.sampler([source]), sharding=setup.batch_sharding(), prefetch=0) as loader:
+        return next(loader)
+
+
+@contextlib.contextmanager
+def _doing(what: str) -> Iterator[None]:
+    """Tell whoever waits what they wait for."""
+    print(f"{what} …", file=sys.stderr, flush=True)
+    yield
+
+
+def _size(count: int) -> str:
+    for unit in ("bytes", "KiB", "MiB"):
+        if count < 1024:
+            return f"{count:.3g} {unit}" if unit != "bytes" else f"{count} bytes"
+        count /= 1024  # type: ignore[assignment]
+    return f"{count:.1f} GiB"
+
+
+def _time(seconds: float) -> str:
+    return f"{1000 * seconds:.3g} ms" if seconds < 1 else f"{seconds:.1f} s"

@@ -1,0 +1,168 @@
+"""A policy so small that its learners compile in a moment, batches for it, and a critic written again in numpy.
+
+The policy is a π₀ in everything but its networks: noise, Euler steps and losses are the real ones, while `encode` is one
+matrix, the flow is linear and flow times are uniform. XLA takes ten times as long for the smallest transformer.
+"""
+
+import dataclasses
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from builders import MICRO
+from pirl.agents import learning
+from pirl.agents.acrlpd import ACRLPDAgent, ACRLPDConfig
+from pirl.agents.bc import BCAgent, BCConfig
+from pirl.agents.optimisers import OptimiserConfig
+from pirl.data.chunks import ChunkBatch
+from pirl.models import Observation, Pi0
+from pirl.models.critic import CriticConfig
+from pirl.models.pi0 import Prefix
+from pirl.models.transformer import KVCache
+
+# Chunks of 4 steps and 3 dimensions, of which critics see 2 steps and 2 dimensions.
+STEPS, WIDTH, REAL, H = 4, 3, 2, 2
+MODEL = dataclasses.replace(MICRO, action_dim=WIDTH, action_horizon=STEPS, cameras=(), max_token_len=0)
+FEATURES = MODEL.language.width
+CRITIC = CriticConfig(num_critics=3, hidden_dims=(8, 8))
+KEY = jax.random.key(5)
+
+
+class LinearPolicy(Pi0):
+    """Its flow is linear in the noisy chunk and in what it sees."""
+
+    encoded = 0  # how often, counted while tracing
+
+    def __init__(self, eye: Any, plan: Any, mix: Any):
+        self.config = MODEL
+        self.eye, self.plan, self.mix = nnx.Param(eye), nnx.Param(plan), nnx.Param(mix)
+
+    def encode(self, observation: Observation, rng: Any = None) -> Prefix:
+        LinearPolicy.encoded += 1
+        batch = observation.state.shape[0]
+        nothing = jnp.zeros((1, batch, 0, 1, 1))
+        return Prefix(
+            cache=KVCache(nothing, nothing),
+            mask=jnp.zeros((batch, 0), bool),
+            features=observation.state @ self.eye.get_value(),
+            state=observation.state,
+        )
+
+    def velocity(self, prefix: Prefix, x_t: Any, time: Any) -> Any:
+        seen = (prefix.features @ self.plan.get_value()).reshape(-1, 1, STEPS, WIDTH)
+        return x_t @ self.mix.get_value() + seen * (1 + time[:, None, None, None])
+
+
+def linear_policy(seed: int = 0, kind: type[LinearPolicy] = LinearPolicy) -> LinearPolicy:
+    random = np.random.default_rng(seed)
+    shapes = ((WIDTH, FEATURES), (FEATURES, STEPS * WIDTH), (WIDTH, WIDTH))
+    return kind(*(jnp.asarray(random.normal(size=shape) / 2, jnp.float32) for shape in shapes))
+
+
+@contextmanager
+def linear_policies(kind: type[LinearPolicy] = LinearPolicy) -> Iterator[None]:
+    """Learners rebuild their policy from its configuration; here they get the linear one."""
+    shapes = nnx.eval_shape(lambda: linear_policy(kind=kind))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(learning, "_shapes", lambda config: shapes)
+        patch.setattr(learning, "sample_time", lambda rng, batch: jax.random.uniform(rng, (batch,)))
+        yield
+
+
+def steady(peak_lr: float, **changes: Any) -> OptimiserConfig:
+    return OptimiserConfig(peak_lr=peak_lr, schedule="constant", warmup_steps=0, weight_decay=0.0, **changes)
+
+
+def acrlpd(seed: int = 0, **changes: Any) -> ACRLPDAgent:
+    """An agent whose three sets of critics, and two sets of policy parameters, all differ."""
+    fields: dict[str, Any] = dict(
+        horizon_length=H,
+        discount=0.9,
+        num_action_samples=3,
+        denoising_steps=2,
+        critic=CRITIC,
+        policy_optimiser=steady(1e-2),
+        critic_optimiser=steady(1e-2),
+    )
+    config = ACRLPDConfig(**(fields | changes))
+    agent = ACRLPDAgent.create(config, linear_policy(seed), jax.random.key(seed), real_action_dim=REAL)
+    return dataclasses.replace(
+        agent,
+        critic=jitter(agent.critic, 1),
+        target_critic=jitter(agent.critic, 2),
+        average_critic=jitter(agent.critic, 3),
+        learned=dataclasses.replace(
+            agent.learned, average=None if agent.learned.average is None else jitter(agent.learned.average, 4)
+        ),
+    )
+
+
+def cloner(seed: int = 0, **changes: Any) -> BCAgent:
+    config = BCConfig(**({"optimiser": steady(1e-2), "denoising_steps": 2} | changes))
+    return BCAgent.create(config, linear_policy(seed), real_action_dim=REAL)
+
+
+def jitter(tree: Any, seed: int) -> Any:
+    random = np.random.default_rng(seed)
+    return jax.tree.map(lambda x: x + jnp.asarray(0.3 * random.normal(size=x.shape), jnp.float32), tree)
+
+
+def make_batch(size: int = 8, seed: int = 0, **changes: Any) -> ChunkBatch:
+    """Of everything something: ends and time-outs inside chunks, successes and failures."""
+    random = np.random.default_rng(seed)
+
+    def normal(*shape: int) -> np.ndarray:
+        return random.normal(size=shape).astype(np.float32)
+
+    lengths = np.resize([4, 1, 2, 4, 1, 4, 3, 4], size)  # steps until the episode ends
+    terminal = np.resize([0, 1, 1, 0, 0, 0, 0, 0], size).astype(bool)
+    terminals = terminal[:, None] & (np.arange(H) == lengths[:, None] - 1)
+    valid = np.arange(STEPS) < lengths[:, None]
+    fields: dict[str, Any] = dict(
+        observations=Observation({}, {}, normal(size, WIDTH)),
+        actions=normal(size, STEPS, WIDTH),
+        valid=valid,
+        rewards=np.where(valid[:, :H], normal(size, H), 0).astype(np.float32),
+        terminals=terminals,
+        masks=~np.logical_or.accumulate(terminals, axis=1),
+        next_observations=Observation({}, {}, normal(size, WIDTH)),
+        next_terminal=terminals.any(axis=1),
+        sequence_mask=terminals.any(axis=1) | (lengths > H),
+        success=np.resize([True, True, False, False], size),
+    )
+    return ChunkBatch(**(fields | changes))
+
+
+@jax.jit
+def update(agent: Any, batch: ChunkBatch, rng: Any) -> Any:
+    return agent.update(batch, rng)
+
+
+def critic_values(critic: Any, features: Any, state: Any, chunks: Any) -> np.ndarray:
+    """What K critics think of chunks [b, n, h, d], in float64 and one row after the other."""
+    critic = jax.tree.map(lambda x: np.asarray(x, np.float64), critic)
+    layers = [critic[f"layer_{number}"] for number in range(len(critic))]
+    features, state, chunks = (np.asarray(x, np.float64) for x in (features, state, chunks))
+
+    def normalise(x: np.ndarray) -> np.ndarray:
+        return (x - x.mean()) / np.sqrt(x.var() + 1e-6)
+
+    def gelu(x: np.ndarray) -> np.ndarray:
+        return x / 2 * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
+
+    values = np.zeros((len(layers[0]["bias"]), *chunks.shape[:2]))
+    for k, row, sample in np.ndindex(values.shape):
+        hidden = np.concatenate([normalise(features[row]), state[row], chunks[row, sample].ravel()])
+        for layer in layers[:-1]:
+            hidden = hidden @ layer["kernel"][k] + layer["bias"][k]
+            if "norm_scale" in layer:
+                hidden = normalise(hidden) * layer["norm_scale"][k] + layer["norm_bias"][k]
+            hidden = gelu(hidden)
+        values[k, row, sample] = hidden @ layers[-1]["kernel"][k, :, 0] + layers[-1]["bias"][k, 0]
+    return values

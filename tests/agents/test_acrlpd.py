@@ -1,0 +1,342 @@
+"""ACRLPD's losses and choices against the formulas of its definition, computed in numpy from what the agent sampled."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from learners import (
+    CRITIC,
+    KEY,
+    REAL,
+    STEPS,
+    WIDTH,
+    H,
+    acrlpd,
+    critic_values,
+    linear_policies,
+    linear_policy,
+    make_batch,
+)
+
+from pirl.agents.acrlpd import ACRLPDAgent, ACRLPDConfig, TemperatureConfig, effective_sample_size
+from pirl.data.chunks import ChunkBatch
+from pirl.errors import ConfigError
+from pirl.models.critic import CriticConfig
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _linear():
+    with linear_policies():
+        yield
+
+
+class Revealed:
+    """What an agent drew and saw in a batch, and what its critics think of it, in numpy."""
+
+    def __init__(self, agent: ACRLPDAgent, batch: ChunkBatch, rng: Any = KEY):
+        self.agent, self.batch, encoded = agent, batch, agent.encode(batch, rng)
+        self.encoded, self.prefix, self.next_prefix = encoded, encoded.prefix, encoded.next_prefix
+        self.chunks = self.sample(self.prefix, encoded.draw.noise)
+        self.next_chunks = self.sample(self.next_prefix, encoded.draw.next_noise)
+
+    def sample(self, prefix, noise):
+        eye_plan = np.asarray(prefix.features, np.float64) @ np.asarray(self.agent.learned.trainable["plan"])
+        x, mix = np.asarray(noise, np.float64), np.asarray(self.agent.learned.trainable["mix"], np.float64)
+        for time in (1.0, 0.5):
+            x = x - 0.5 * (x @ mix + eye_plan.reshape(-1, 1, STEPS, WIDTH) * (1 + time))
+        return x
+
+    def values(self, critic, prefix, chunks):
+        """[critics, b, n]"""
+        return critic_values(critic, prefix.features, prefix.state, chunks[:, :, :H, :REAL])
+
+    def aggregate(self, values):
+        if self.agent.config.aggregate == "subset_min":
+            values = values[np.asarray(self.encoded.pair)]
+        return values.mean(axis=0) if self.agent.config.aggregate == "mean" else values.min(axis=0)
+
+    def target(self, chooser, judge):
+        config, rows = self.agent.config, np.arange(len(self.chunks))
+        best = self.aggregate(self.values(chooser, self.next_prefix, self.next_chunks)).argmax(axis=1)
+        later = self.aggregate(self.values(judge, self.next_prefix, self.next_chunks))[rows, best]
+        rewards = sum(config.discount**k * self.batch.rewards[:, k] for k in range(H))
+        return rewards + config.discount**H * (1 - self.batch.next_terminal) * later
+
+    def errors(self, actions):
+        """Squared errors of the flow over real dimensions [b, steps], and what they are made of."""
+        flow, learned = self.encoded.draw.flow, self.agent.learned.trainable
+        noise, t = np.asarray(flow.noise, np.float64), np.asarray(flow.time, np.float64)[:, None, None]
+        seen = np.asarray(self.prefix.features @ learned["plan"], np.float64).reshape(noise.shape)
+        x_t = t * noise + (1 - t) * actions
+        residual = (x_t @ np.asarray(learned["mix"], np.float64) + seen * (1 + t)) - (noise - actions)
+        residual[..., REAL:] = 0
+        return np.square(residual).sum(axis=-1) / REAL, residual, x_t, t
+
+    def advantages(self):
+        critic = self.agent.critic
+        baseline = self.aggregate(self.values(critic, self.prefix, self.chunks)).mean(axis=1)
+        return self.aggregate(self.values(critic, self.prefix, self.batch.actions[:, None]))[:, 0] - baseline
+
+    def weights(self):
+        settings = self.agent.config.temperature
+        return np.minimum(np.exp(self.advantages() / settings.beta), settings.max_weight)
+
+
+def close(actual, expected, rtol=2e-4, atol=1e-5):
+    np.testing.assert_allclose(actual, expected, rtol=rtol, atol=atol)
+
+
+# --- the critic ----------------------------------------------------------------------------------------------------
+
+
+def test_with_one_sample_the_target_is_the_ordinary_chunked_backup():
+    seen = Revealed(acrlpd(num_action_samples=1, actor_mode="bc"), make_batch())
+    values = seen.values(seen.agent.target_critic, seen.next_prefix, seen.next_chunks)[..., 0].mean(axis=0)
+    rewards = seen.batch.rewards[:, 0] + 0.9 * seen.batch.rewards[:, 1]
+    expected = rewards + np.where(seen.batch.next_terminal, 0, 0.81 * values)
+    close(seen.agent.compute_target(seen.encoded), expected)
+
+
+@pytest.mark.parametrize("aggregate", ["min", "mean", "subset_min"])
+def test_the_online_critics_choose_and_the_target_critics_value(aggregate):
+    seen = Revealed(acrlpd(aggregate=aggregate), make_batch())
+    online, slow = seen.agent.critic, seen.agent.target_critic
+    expected = seen.target(online, slow)
+    # They disagree, so that each of the other ways would show.
+    for chooser, judge in ((slow, slow), (online, online), (slow, online)):
+        assert np.abs(seen.target(chooser, judge) - expected).max() > 0.05
+    close(seen.agent.compute_target(seen.encoded), expected)
+
+
+def test_subset_min_draws_another_pair_in_another_update():
+    agent, batch = acrlpd(aggregate="subset_min"), make_batch()
+    pairs = {tuple(sorted(agent.encode(batch, jax.random.key(seed)).pair.tolist())) for seed in range(8)}
+    assert all(a != b for a, b in pairs)
+    assert pairs == {(0, 1), (0, 2), (1, 2)}
+
+
+def test_the_critic_loss_is_huber_on_usable_chunks_summed_over_critics():
+    seen = Revealed(acrlpd(huber_delta=0.5), make_batch())
+    usable = seen.batch.sequence_mask
+    assert 0 < usable.sum() < len(usable)
+    values = seen.values(seen.agent.critic, seen.prefix, seen.batch.actions[:, None])[..., 0]
+    errors = np.abs(values - seen.target(seen.agent.critic, seen.agent.target_critic))
+    assert (errors < 0.5).any()
+    assert (errors > 0.5).any()
+    huber = np.where(errors <= 0.5, errors**2 / 2, 0.5 * (errors - 0.25))
+    loss, metrics = seen.agent.compute_critic_loss(seen.batch, KEY)
+    close(loss, huber[:, usable].mean(axis=1).sum())
+    close(metrics["critic/loss"], loss)
+    close(metrics["critic/q_mean"], values[:, usable].mean())
+    close(metrics["critic/q_spread"], values[:, usable].std(axis=0).mean())
+    close(metrics["critic/q_min"], values.min())
+    close(metrics["critic/q_max"], values.max())
+    close(metrics["critic/td_error"], errors[:, usable].mean())
+    close(metrics["critic/target"], seen.target(seen.agent.critic, seen.agent.target_critic)[usable].mean())
+    close(metrics["data/valid_chunks"], usable.mean())
+
+
+# --- the actor -----------------------------------------------------------------------------------------------------
+
+SHARP = TemperatureConfig(beta=0.3, max_weight=1.2)
+
+
+@pytest.mark.parametrize("aggregate", ["min", "mean"])
+def test_awr_weighs_chunks_by_clipped_exponential_advantages(aggregate):
+    seen = Revealed(acrlpd(aggregate=aggregate, temperature=SHARP), make_batch())
+    weights, advantages, valid = seen.weights(), seen.advantages(), seen.batch.valid
+    assert 0 < np.mean(weights == 1.2) < 1
+    loss, metrics = seen.agent.compute_actor_loss(seen.batch, KEY)
+    close(loss, (weights[:, None] * seen.errors(seen.batch.actions)[0])[valid].sum() / valid.sum())
+    close(metrics["actor/loss"], loss)
+    unclipped = np.exp(advantages / 0.3)
+    close(metrics["actor/ess"], unclipped.sum() ** 2 / (unclipped**2).sum() / len(weights))
+    close(metrics["actor/clip_fraction"], np.mean(weights == 1.2))
+    close(metrics["actor/temperature"], 0.3)
+    for percent in (10, 50, 90):
+        close(metrics[f"actor/advantage_p{percent}"], np.percentile(advantages, percent))
+    distance = np.square(seen.chunks[:, 0] - seen.batch.actions)[..., :REAL].mean(axis=-1)
+    close(metrics["actor/action_mse"], distance[valid].mean())
+
+
+def test_the_gradient_of_awr_takes_the_weights_as_given():
+    """The gradient worked out by hand, for the flow and for the encoder, which both losses look through."""
+    seen = Revealed(acrlpd(temperature=SHARP), make_batch())
+    agent, batch = seen.agent, seen.batch
+    _, residual, x_t, t = seen.errors(batch.actions)
+    share = seen.weights()[:, None, None] * batch.valid[..., None] / batch.valid.sum()
+    slope = 2 / REAL * share * residual
+    upstream = (slope * (1 + t)).reshape(len(t), -1)
+    plan = np.asarray(agent.learned.trainable["plan"], np.float64)
+    expected = {
+        "mix": np.einsum("bhi,bhj->ij", x_t, slope),
+        "plan": np.asarray(seen.prefix.features, np.float64).T @ upstream,
+        "eye": batch.observations.state.T @ (upstream @ plan.T),
+    }
+    ours = jax.grad(lambda parameters: agent.compute_actor_loss(batch, KEY, parameters)[0])(agent.learned.trainable)
+    for name, gradient in expected.items():
+        close(ours[name], gradient, rtol=1e-3, atol=1e-4)
+
+
+def test_best_of_n_imitates_the_chunk_that_the_online_critics_prefer():
+    seen = Revealed(acrlpd(actor_mode="best_of_n"), make_batch())
+    rows = np.arange(len(seen.chunks))
+    best = seen.aggregate(seen.values(seen.agent.critic, seen.prefix, seen.chunks)).argmax(axis=1)
+    assert len(set(best.tolist())) > 1
+    loss, metrics = seen.agent.compute_actor_loss(seen.batch, KEY)
+    close(loss, seen.errors(seen.chunks[rows, best])[0].mean())
+    assert set(metrics) == {"actor/loss", "actor/action_mse"}
+
+
+def test_bc_is_done_on_successes_or_on_all():
+    batch = make_batch()
+    for bc_on, chosen in (("successes", batch.success), ("all", np.ones_like(batch.success))):
+        seen = Revealed(acrlpd(bc_on=bc_on), batch)
+        steps = batch.valid & chosen[:, None]
+        close(seen.agent.compute_bc_loss(batch, KEY)[0], seen.errors(batch.actions)[0][steps].mean())
+    everything = Revealed(acrlpd(actor_mode="bc"), batch)
+    close(everything.agent.compute_actor_loss(batch, KEY)[0], everything.errors(batch.actions)[0][batch.valid].mean())
+
+
+@pytest.mark.parametrize("mode", ["awr", "best_of_n", "bc"])
+def test_the_loss_is_the_weighted_sum_of_the_three(mode):
+    agent = acrlpd(actor_mode=mode, critic_weight=0.5, actor_weight=2.0, bc_loss_weight=0.25)
+    batch = make_batch()
+    total, metrics = agent.compute_loss(batch, KEY)
+    critic, actor, bc = (
+        compute(batch, KEY)[0]
+        for compute in (agent.compute_critic_loss, agent.compute_actor_loss, agent.compute_bc_loss)
+    )
+    close(total, 0.5 * critic + 2.0 * actor + 0.25 * bc, rtol=1e-6)
+    close(metrics["loss"], total)
+
+
+def test_the_critic_reaches_the_encoder_only_if_it_may():
+    batch = make_batch()
+
+    def gradients(**changes):
+        agent = acrlpd(actor_weight=0.0, actor_mode="bc", **changes)
+        return jax.grad(lambda parameters: agent.compute_loss(batch, KEY, parameters)[0])(agent.learned.trainable)
+
+    assert all(np.all(leaf == 0) for leaf in gradients().values())
+    let_through = gradients(critic_trains_encoder=True)
+    assert np.abs(let_through["eye"]).max() > 1e-3
+    assert np.all(let_through["plan"] == 0)
+    assert np.all(let_through["mix"] == 0)
+
+
+# --- temperature ---------------------------------------------------------------------------------------------------
+
+
+def test_the_effective_sample_size_counts_what_counts():
+    assert effective_sample_size(jnp.ones(8)) == 1
+    assert effective_sample_size(jnp.asarray([1.0, 1.0, 0, 0])) == 0.5
+    assert effective_sample_size(jnp.asarray([5.0, 0, 0, 0])) == 0.25
+    assert effective_sample_size(jnp.zeros(4)) == 0
+
+
+def test_an_adaptive_temperature_reaches_the_wanted_sample_size():
+    """From either side, also from where all good chunks are clipped to the same weight."""
+    settings = TemperatureConfig(adaptive=True, target_ess=0.4, learning_rate=0.1, max_weight=1.2)
+    agent, batch = acrlpd(temperature=settings), make_batch()
+
+    def move(agent, _):
+        sample_size = agent.compute_actor_loss(batch, KEY)[1]["actor/ess"]
+        return agent._move_temperature(sample_size), sample_size
+
+    settle = jax.jit(lambda agent: jax.lax.scan(move, agent, length=200)[1])
+    for beta in (0.01, 30.0):
+        sizes = settle(dataclasses.replace(agent, log_beta=jnp.log(jnp.float32(beta))))
+        assert abs(sizes[0] - 0.4) > 0.2
+        assert abs(sizes[-1] - 0.4) < 0.02
+
+
+# --- acting --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("aggregate", ["min", "subset_min"])
+def test_acting_takes_the_chunk_that_the_averaged_critics_prefer_of_the_averaged_policy(aggregate):
+    agent = acrlpd(aggregate=aggregate)
+    observation, keys = make_batch().observations, jax.random.split(KEY, 8)
+    averages = dataclasses.replace(agent, learned=dataclasses.replace(agent.learned, trainable=agent.learned.average))
+    seen = Revealed(averages, make_batch())
+    noise = np.stack([jax.random.normal(key, (3, STEPS, WIDTH)) for key in keys])
+    chunks = seen.sample(seen.prefix, noise)
+    values = seen.values(agent.average_critic, seen.prefix, chunks)
+    best = (values.min(axis=0) if aggregate == "min" else values.mean(axis=0)).argmax(axis=1)
+    assert len(set(best.tolist())) > 1
+    close(agent.act(observation, keys), chunks[np.arange(8), best], atol=1e-4)
+    close(agent.value(observation, chunks[:, 0].astype(np.float32)), values[:, :, 0], rtol=1e-3, atol=1e-4)
+
+
+def test_a_row_gets_the_same_chunk_whatever_else_is_in_the_batch():
+    agent, keys = acrlpd(), jax.random.split(KEY, 8)
+    ours, others = make_batch(seed=0).observations, make_batch(seed=9).observations
+    mine = np.arange(8) % 2 == 0
+    mixed = jax.tree.map(lambda a, b: np.where(mine[:, None], a, b), ours, others)
+    mixed_keys = jnp.where(mine, keys, jax.random.split(jax.random.key(77), 8))
+    alone, together = np.asarray(agent.act(ours, keys)), np.asarray(agent.act(mixed, mixed_keys))
+    np.testing.assert_array_equal(alone[mine], together[mine])
+    assert np.all(alone[~mine] != together[~mine])
+
+
+def test_one_acting_sample_is_the_policy_alone():
+    agent, observation = acrlpd(num_acting_samples=1), make_batch().observations
+    keys = jax.random.split(KEY, 8)
+    noise = np.stack([jax.random.normal(key, (1, STEPS, WIDTH)) for key in keys])
+    policy = agent.policy()
+    close(agent.act(observation, keys), policy.sample(policy.encode(observation), noise=noise, num_steps=2)[:, 0])
+
+
+def test_units_are_dropped_in_training_only():
+    batch = make_batch()
+    plain, dropping = (acrlpd(critic=dataclasses.replace(CRITIC, dropout=rate)) for rate in (0.0, 0.5))
+    assert plain.compute_critic_loss(batch, KEY)[0] != dropping.compute_critic_loss(batch, KEY)[0]
+    close(plain.compute_target(plain.encode(batch, KEY)), dropping.compute_target(dropping.encode(batch, KEY)), rtol=0)
+    close(plain.compute_actor_loss(batch, KEY)[0], dropping.compute_actor_loss(batch, KEY)[0], rtol=0, atol=0)
+    np.testing.assert_array_equal(plain.act(batch.observations, KEY), dropping.act(batch.observations, KEY))
+    metrics = dropping.validate(batch, KEY)
+    for name, metric in plain.validate(batch, KEY).items():
+        np.testing.assert_array_equal(metric, metrics[name], err_msg=name)
+
+
+def test_validation_is_of_the_averaged_policy():
+    agent, batch = acrlpd(), make_batch()
+    moved = dataclasses.replace(agent, learned=dataclasses.replace(agent.learned, trainable=agent.learned.average))
+    metrics, expected = agent.validate(batch, KEY), moved.compute_loss(batch, KEY)[1]
+    for name, metric in expected.items():
+        close(metrics[name], metric, rtol=1e-6)
+    close(metrics["bc/loss"], moved.compute_bc_loss(batch, KEY)[0], rtol=1e-6)
+    assert abs(metrics["loss"] - agent.compute_loss(batch, KEY)[0]) > 1e-3
+
+
+# --- what cannot be ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"horizon_length": 0},
+        {"num_action_samples": 0},
+        {"num_acting_samples": 0},
+        {"discount": 1.1},
+        {"target_update_rate": 0.0},
+        {"critic_ema_decay": 1.0},
+        {"aggregate": "subset_min", "critic": CriticConfig(num_critics=1)},
+        {"bc_loss_weight": -1.0},
+        {"temperature": TemperatureConfig(beta=0.0)},
+        {"temperature": TemperatureConfig(target_ess=1.0)},
+        {"huber_delta": 0.0},
+    ],
+)
+def test_numbers_that_cannot_be_are_refused(wrong):
+    with pytest.raises(ConfigError):
+        ACRLPDConfig(**wrong)
+
+
+def test_a_critic_cannot_look_further_than_the_policy_plans():
+    with pytest.raises(ConfigError, match="horizon_length = 5 is more than the policy plans: 4"):
+        ACRLPDAgent.create(ACRLPDConfig(horizon_length=5), linear_policy(), KEY)

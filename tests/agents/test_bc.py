@@ -1,0 +1,181 @@
+"""Behaviour cloning: OpenPI's own training steps, and the same on a policy whose losses can be written down."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from learners import KEY, REAL, cloner, linear_policies, make_batch, update
+
+from golden import arrays, content, model, needs_golden, observation
+from pirl.agents.bc import BCAgent, BCConfig
+from pirl.agents.optimisers import OptimiserConfig
+from pirl.data.chunks import ChunkBatch
+from pirl.errors import ConfigError
+
+
+@pytest.fixture
+def linear():
+    with linear_policies():
+        yield
+
+
+@needs_golden
+def test_three_updates_equal_openpi():
+    """Augmentation, loss, LoRA's freezing, AdamW and the norms that are reported, step after step."""
+    name = "pi0_tiny_lora"
+    policy, (obs, inputs) = model(name), observation(name)
+    recorded, described = arrays("models", name, "train_steps.npz"), content("models", name, "train_steps.json")
+    train = described["train_config"]
+    schedule, adam = train["lr_schedule"], train["optimizer"]
+    config = BCConfig(
+        ema_decay=train["ema_decay"],
+        optimiser=OptimiserConfig(
+            peak_lr=schedule["peak_lr"],
+            warmup_steps=schedule["warmup_steps"],
+            decay_steps=schedule["decay_steps"],
+            end_lr=schedule["decay_lr"],
+            clip_norm=adam["clip_gradient_norm"],
+            **{key: adam[key] for key in ("b1", "b2", "eps", "weight_decay")},
+        ),
+    )
+    b, steps, _ = inputs["actions"].shape
+    batch = ChunkBatch(
+        observations=obs,
+        actions=inputs["actions"],
+        valid=np.ones((b, steps), bool),
+        rewards=np.zeros((b, 1), np.float32),
+        terminals=np.zeros((b, 1), bool),
+        masks=np.ones((b, 1), bool),
+        next_observations=obs,
+        next_terminal=np.zeros(b, bool),
+        sequence_mask=np.ones(b, bool),
+        success=np.ones(b, bool),
+    )
+    agent = BCAgent.create(config, policy)
+    begun = agent.learned
+    train_key = jax.random.split(jax.random.key(train["seed"]))[0]
+    for index, info in enumerate(described["infos"]):
+        agent, metrics = update(agent, batch, jax.random.fold_in(train_key, index))
+        np.testing.assert_allclose(metrics["loss"], info["loss"], rtol=1e-4)
+        np.testing.assert_allclose(metrics["lr/policy"], info["lr_used"], rtol=1e-6)
+        np.testing.assert_allclose(metrics["param_norm/policy"], info["param_norm"], rtol=1e-4)
+        # After an update, elements whose gradient is rounding noise stand elsewhere (FACTS.md §10).
+        np.testing.assert_allclose(metrics["grad_norm/policy"], info["grad_norm"], rtol=1e-3 if index else 1e-4)
+    assert sorted(agent.learned.trainable) == sorted(content("models", name, "trainable.json")["trainable"])
+    rounded = {key.removeprefix("step2/params/") for key in described["bf16_leaves"] if key.startswith("step2/")}
+    assert set(agent.learned.frozen) == rounded
+    for path, leaf in agent.learned.frozen.items():
+        assert leaf.dtype == jnp.bfloat16
+        np.testing.assert_array_equal(leaf, begun.frozen[path])
+        np.testing.assert_array_equal(leaf.astype(np.float32), recorded[f"step2/params/{path}"])
+    for path, leaf in agent.learned.trainable.items():
+        close = np.isclose(leaf, recorded[f"step2/params/{path}"], rtol=1e-4, atol=1e-4)
+        assert np.sum(~close) <= max(2, leaf.size // 200) or path.endswith("key/bias"), path
+
+
+def flow_errors(agent: BCAgent, batch: ChunkBatch, rng: jax.Array, dimensions: int) -> np.ndarray:
+    """The linear policy's squared errors [b, steps], with noise and times from OpenPI's three keys."""
+    _, noise_key, time_key = jax.random.split(rng, 3)
+    noise = np.asarray(jax.random.normal(noise_key, batch.actions.shape), np.float64)
+    t = np.asarray(jax.random.uniform(time_key, (len(noise),)), np.float64)[:, None, None]
+    eye, plan, mix = (np.asarray(agent.learned.trainable[name], np.float64) for name in ("eye", "plan", "mix"))
+    x_t = t * noise + (1 - t) * batch.actions
+    seen = (batch.observations.state @ eye @ plan).reshape(noise.shape)
+    return np.square(x_t @ mix + seen * (1 + t) - (noise - batch.actions))[..., :dimensions].mean(axis=-1)
+
+
+@pytest.mark.usefixtures("linear")
+def test_the_loss_averages_everything_or_only_what_is_real():
+    batch = make_batch()
+    everything, real = cloner(), cloner(loss_over="real")
+    loss, metrics = everything.compute_loss(batch, KEY)
+    np.testing.assert_allclose(loss, flow_errors(everything, batch, KEY, 3).mean(), rtol=1e-5)
+    assert metrics == {"loss": loss, "bc/loss": loss}
+    expected = flow_errors(real, batch, KEY, REAL)[batch.valid].mean()
+    np.testing.assert_allclose(real.compute_loss(batch, KEY)[0], expected, rtol=1e-5)
+
+
+@pytest.mark.usefixtures("linear")
+@pytest.mark.parametrize("with_what", [7.0, np.nan])
+def test_padding_and_steps_past_the_end_change_nothing_in_a_loss_over_real_ones(with_what):
+    """NaN only past the end: padding dimensions of real steps enter the flow, whose other outputs they reach."""
+    batch, agent = make_batch(), cloner(loss_over="real")
+    actions = np.where(batch.valid[..., None], batch.actions, np.float32(with_what))
+    beyond = dataclasses.replace(batch, actions=actions)
+    assert agent.compute_loss(beyond, KEY)[0] == agent.compute_loss(batch, KEY)[0]
+    if with_what == 7.0:
+        assert cloner().compute_loss(beyond, KEY)[0] != cloner().compute_loss(batch, KEY)[0]
+
+
+@pytest.mark.usefixtures("linear")
+def test_an_update_moves_parameters_and_average_and_leaves_the_frozen():
+    batch, agent = make_batch(), cloner(freeze=("eye",), ema_decay=0.75, loss_over="real")
+    new, metrics = update(agent, batch, KEY)
+    assert new.step == 1
+    np.testing.assert_array_equal(new.learned.frozen["eye"], agent.learned.frozen["eye"])
+    for name in ("plan", "mix"):
+        old, latest = agent.learned.trainable[name], new.learned.trainable[name]
+        # Adam's first step is the learning rate, whatever the gradient; padding dimensions have none.
+        real = np.arange(old.shape[1]) % 3 < REAL
+        np.testing.assert_allclose(np.abs(latest - old), np.where(real, 1e-2, 0)[None].repeat(len(old), 0), rtol=1e-2)
+        np.testing.assert_allclose(new.learned.average[name], 0.75 * old + 0.25 * latest, rtol=1e-6, atol=1e-7)
+        np.testing.assert_array_equal(
+            dict(plan=new.policy().plan, mix=new.policy().mix)[name].get_value(), new.learned.average[name]
+        )
+    leaves = (*new.learned.trainable.values(), *new.learned.frozen.values())
+    norm = np.sqrt(sum(np.square(np.asarray(leaf, np.float64)).sum() for leaf in leaves))
+    np.testing.assert_allclose(metrics["param_norm/policy"], norm, rtol=1e-3)
+    assert set(metrics) == {"loss", "bc/loss", "grad_norm/policy", "param_norm/policy", "lr/policy"}
+    assert new.parameter_counts() == {"policy": 48 + 192 + 9, "policy_trainable": 192 + 9}
+
+
+@pytest.mark.usefixtures("linear")
+def test_a_batch_in_four_parts_gives_the_same_update():
+    """Real steps are spread unevenly over the parts."""
+    batch, fields = make_batch(), {"freeze": ("eye",), "ema_decay": 0.75, "loss_over": "real"}
+    whole, metrics = update(cloner(**fields), batch, KEY)
+    cut, cut_metrics = update(cloner(**fields, accumulation_steps=4), batch, KEY)
+    for name, metric in metrics.items():
+        np.testing.assert_allclose(cut_metrics[name], metric, rtol=1e-5, err_msg=name)
+    for ours, theirs in zip(jax.tree.leaves(cut.learned), jax.tree.leaves(whole.learned), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.usefixtures("linear")
+def test_acting_integrates_the_averaged_flow_from_each_row_s_own_noise():
+    agent = cloner()
+    agent = dataclasses.replace(agent, learned=dataclasses.replace(agent.learned, average=averaged(agent)))
+    batch, keys = make_batch(), jax.random.split(KEY, 8)
+    chunks = np.asarray(agent.act(batch.observations, keys))
+    eye, plan, mix = (np.asarray(agent.learned.average[name], np.float64) for name in ("eye", "plan", "mix"))
+    seen = (batch.observations.state @ eye @ plan).reshape(chunks.shape)
+    x = np.stack([np.asarray(jax.random.normal(key, (1, *chunks.shape[1:])), np.float64)[0] for key in keys])
+    for time in (1.0, 0.5):
+        x = x - 0.5 * (x @ mix + seen * (1 + time))
+    np.testing.assert_allclose(chunks, x, rtol=1e-4, atol=1e-5)
+    order = np.array([3, 1, 0, 2, 7, 5, 6, 4])
+    shuffled = jax.tree.map(lambda x: x[order], batch.observations)
+    np.testing.assert_array_equal(agent.act(shuffled, keys[order]), chunks[order])
+
+
+def averaged(agent: BCAgent) -> dict[str, jax.Array]:
+    return {name: 0.5 * leaf for name, leaf in agent.learned.trainable.items()}
+
+
+@pytest.mark.usefixtures("linear")
+def test_validation_is_of_the_averaged_policy_and_does_not_augment():
+    batch, agent = make_batch(), cloner(loss_over="real")
+    other = dataclasses.replace(agent, learned=dataclasses.replace(agent.learned, average=averaged(agent)))
+    there = dataclasses.replace(agent, learned=dataclasses.replace(agent.learned, trainable=averaged(agent)))
+    metrics = other.validate(batch, KEY)
+    np.testing.assert_allclose(metrics["loss"], flow_errors(there, batch, KEY, REAL)[batch.valid].mean(), rtol=1e-5)
+    errors = np.square(np.asarray(other.act(batch.observations, KEY)) - batch.actions)[..., :REAL].mean(axis=-1)
+    np.testing.assert_allclose(metrics["actor/action_mse"], errors[batch.valid].mean(), rtol=1e-4)
+
+
+@pytest.mark.parametrize("wrong", [{"ema_decay": 1.0}, {"denoising_steps": 0}, {"accumulation_steps": 0}])
+def test_numbers_that_cannot_be_are_refused(wrong):
+    with pytest.raises(ConfigError, match=next(iter(wrong))):
+        BCConfig(**wrong)

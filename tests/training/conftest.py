@@ -1,0 +1,62 @@
+"""What the tests of the trainer share: data, a learner for tests, configurations."""
+
+from pathlib import Path
+
+import pytest
+from training_runs import once, pirl_command
+
+
+@pytest.fixture(scope="session")
+def shared_directory(tmp_path_factory, worker_id) -> Path:
+    """One for the whole session, however many workers it has."""
+    base = tmp_path_factory.getbasetemp()
+    directory = (base if worker_id == "master" else base.parent) / "training"
+    directory.mkdir(exist_ok=True)
+    return directory
+
+
+@pytest.fixture(scope="session")
+def data(shared_directory) -> Path:
+    """Twenty demonstrations, five of them successful."""
+    env = ("--env", "tabletop", "--env.observation", "state", "--env.max-steps", 20)
+    arguments = ("collect", *env, "--policy", "expert", "--episodes", 20, "--out")
+    return once(shared_directory / "data", lambda out: pirl_command(*arguments, out))
+
+
+@pytest.fixture
+def toy(monkeypatch):
+    """Let a learner that takes milliseconds stand in for the real ones."""
+    import toy_learner
+
+    for name, function in toy_learner.REPLACED.items():
+        monkeypatch.setattr(f"pirl.training.setup.{name}", function)
+
+
+@pytest.fixture
+def one_device(monkeypatch):
+    """Let the first device be all there are."""
+    import jax
+    from jax.sharding import AxisType
+
+    def mesh(fsdp_devices):
+        axes = (AxisType.Auto, AxisType.Auto)
+        return jax.make_mesh((1, 1), ("data", "fsdp"), axis_types=axes, devices=jax.devices()[:1])
+
+    monkeypatch.setattr("pirl.training.setup.make_mesh", mesh)
+
+
+@pytest.fixture
+def configure(data, tmp_path, monkeypatch):
+    """The debug preset on the data, with changes; runs go to tmp_path, and the cache to the session's."""
+    from pirl.config import check_config, get_config, override_config
+
+    monkeypatch.setenv("PIRL_CACHE", str(data.parent / "cache"))
+
+    def make(**changes):
+        places = {"data.repo_id": str(data), "runs_dir": str(tmp_path), "agent.critic_warmup_steps": 0}
+        given = {name.replace("__", "."): value for name, value in changes.items()}
+        config = override_config(get_config("debug"), {**places, **given})
+        check_config(config, device_count=8)
+        return config
+
+    return make

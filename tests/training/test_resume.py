@@ -1,0 +1,184 @@
+"""A run that was killed, stopped or interrupted ends in the same bits as one that was left alone."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+import toy_learner
+from training_runs import assert_same_run, once, pirl_command, read_metrics, values_of
+
+from pirl.data import PolicyIO
+from pirl.envs.planner import load_planner
+from pirl.envs.pools import open_pool
+from pirl.training.acting import evaluated_planner
+from pirl.training.loading import load_agent
+
+TOY_OPTIONS = ("--steps", 60, "--online.env-steps", 120, "--online.utd-ratio", 0.25, "--online.capacity", 70)
+TOY_OPTIONS += ("--checkpoints.every", 10, "--validation-every", 10, "--evaluation.every", 20, "--logging.every", 3)
+# One device, quickly compiled; one update at a time, so that both phases share a program.
+QUICK = {"XLA_FLAGS": "--xla_backend_optimization_level=0"}
+DEBUG_OPTIONS = ("--agent.critic-warmup-steps", 0, "--online.updates-per-scan", 1)
+
+
+def start(run: Path, data: Path, *options, program=(toy_learner.__file__,), **environment) -> subprocess.Popen[str]:
+    """`pirl train debug` in a process of its own."""
+    place = ("--exp-name", run.name, "--runs-dir", run.parent, "--data.repo-id", data)
+    command = [sys.executable, *program, "train", "debug", *place, *options]
+    caches = {"PIRL_CACHE": str(data.parent / "cache"), "JAX_COMPILATION_CACHE_DIR": str(data.parent / "compiled")}
+    return subprocess.Popen(
+        list(map(str, command)), env={**os.environ, **caches, **environment}, stderr=subprocess.PIPE, text=True
+    )
+
+
+def finish(process: subprocess.Popen[str]) -> tuple[int, str]:
+    _, said = process.communicate(timeout=600)
+    assert "Traceback" not in said, said
+    return process.returncode, said
+
+
+def wait_for(process: subprocess.Popen[str], condition) -> None:
+    """Until it is so, or the process has ended."""
+    while process.poll() is None and not condition():
+        time.sleep(0.002)
+
+
+def lines_in(run: Path) -> int:
+    file = run / "metrics.jsonl"
+    return file.read_bytes().count(b"\n") if file.exists() else 0
+
+
+@pytest.fixture(scope="module")
+def toy_reference(data, shared_directory):
+    """A run that nobody disturbed, and its last step."""
+
+    def make(out: Path) -> None:
+        code, said = finish(start(out, data, *TOY_OPTIONS))
+        assert code == 0, said
+
+    run = once(shared_directory / "toy_reference", make)
+    return run, max(values_of(run, "loss"))
+
+
+def test_killed_at_random_moments_it_comes_to_the_same_bits(data, toy_reference, tmp_path):
+    reference, last = toy_reference
+    run, chance, total = tmp_path / "run", random.Random(0), lines_in(reference)
+    moments = [lambda: (run / "checkpoints" / "state").is_dir() and any(run.glob("checkpoints/state/.*.partial"))]
+    moments += [lambda limit=limit: lines_in(run) >= limit for limit in (chance.randrange(total // 2), total - 4)]
+    for number, moment in enumerate(moments):
+        process = start(run, data, *TOY_OPTIONS, *(("--resume",) if number else ()))
+        wait_for(process, moment)
+        time.sleep(0.05 * chance.random())
+        process.kill()
+        finish(process)
+    assert finish(start(run, data, *TOY_OPTIONS, "--resume"))[0] == 0
+    assert_same_run(run, reference, last)
+    assert len(json.loads((run / "metadata.json").read_text())["resumed"]) == 3
+
+
+def test_sigterm_and_ctrl_c_save_and_the_run_goes_on_to_the_same_bits(data, toy_reference, tmp_path):
+    reference, last = toy_reference
+    run, resumed = tmp_path / "run", ()
+    for number, lines, code in ((signal.SIGTERM, 8, 0), (signal.SIGINT, 25, 130)):
+        process = start(run, data, *TOY_OPTIONS, *resumed)
+        wait_for(process, lambda lines=lines: lines_in(run) >= lines)
+        process.send_signal(number)
+        ended, said = finish(process)
+        assert ended == code
+        assert "--resume goes on from here" in said
+        resumed = ("--resume",)
+        assert 0 < max(map(int, os.listdir(run / "checkpoints" / "state"))) < last
+    ended, said = finish(start(run, data, *TOY_OPTIONS, *resumed))
+    assert ended == 0
+    assert "going on from step" in said
+    assert_same_run(run, reference, last)
+
+
+# --- the real learner -------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def debug_run(data, shared_directory):
+    """The debug preset, undisturbed and from a cold start; with what it said."""
+
+    def make(out: Path) -> None:
+        code, said = finish(start(out, data, *DEBUG_OPTIONS, program=("-m", "pirl.cli.main"), **QUICK))
+        assert code == 0, said
+        (out / "said.txt").write_text(said)
+
+    run = once(shared_directory / "debug_run", make)
+    return run, max(values_of(run, "loss"))
+
+
+def test_the_debug_preset_killed_and_resumed_comes_to_the_same_bits_and_compiles_nothing_twice(
+    data, debug_run, tmp_path
+):
+    reference, last = debug_run
+    run = tmp_path / "run"
+    compiled = set(os.listdir(data.parent / "compiled"))
+    assert any(name.startswith("jit_update-") for name in compiled)
+    process = start(run, data, *DEBUG_OPTIONS, program=("-m", "pirl.cli.main"), **QUICK)
+    wait_for(process, lambda: lines_in(run) >= 9)
+    process.kill()
+    finish(process)
+    process = start(run, data, *DEBUG_OPTIONS, "--resume", program=("-m", "pirl.cli.main"), **QUICK)
+    assert finish(process)[0] == 0
+    assert_same_run(run, reference, last)
+    new = {name for name in set(os.listdir(data.parent / "compiled")) - compiled if name.endswith("-cache")}
+    assert not any(name.startswith(("jit_update", "jit_validate", "jit__act")) for name in new), "all were in the cache"
+
+
+def test_the_exported_policy_is_whole_and_acts_by_itself_as_in_the_run(
+    data, debug_run, one_device, configure, monkeypatch
+):
+    run, last = debug_run
+    policy = run / "checkpoints" / "policy" / str(last)
+    assert "statistics" not in pirl_command("convert", policy, "--check").stderr
+    config = configure(evaluation__best_of_n=False)
+    agent, policy_io = load_agent(run)
+    assert isinstance(policy_io, PolicyIO)
+    with open_pool(config.env, 2) as pool:
+        by_itself = load_planner(run, pool.description, batch_size=2)
+        inside = evaluated_planner(agent, policy_io, pool, config.evaluation)
+        random_state = np.random.default_rng(0).normal(size=(2, 8)).astype(np.float32)
+        question = ({"observation.state": random_state}, ["put the red block on the green zone"] * 2, [3, 4], [0, 8])
+        np.testing.assert_array_equal(inside.plan(*question), by_itself.plan(*question))
+    assert jax.tree.leaves(agent)[0].devices() == {jax.devices()[0]}
+
+
+@pytest.mark.slow
+def test_eight_devices_learn_the_same_as_one(data, debug_run, tmp_path):
+    reference, _ = debug_run
+    flags = f"{QUICK['XLA_FLAGS']} --xla_force_host_platform_device_count=8"
+    options = (*DEBUG_OPTIONS, "--fsdp-devices", 2)
+    process = start(tmp_path / "run", data, *options, program=("-m", "pirl.cli.main"), XLA_FLAGS=flags)
+    assert finish(process)[0] == 0
+    for name in ("loss", "critic/loss", "grad_norm/policy"):
+        one, eight = values_of(reference, name), values_of(tmp_path / "run", name)
+        steps = [step for step in one if step <= 10]
+        np.testing.assert_allclose([eight[s] for s in steps], [one[s] for s in steps], rtol=2e-3, err_msg=name)
+
+
+@pytest.mark.slow
+def test_the_debug_preset_killed_at_many_random_moments_comes_to_the_same_bits(data, debug_run, tmp_path):
+    reference, last = debug_run
+    run, chance, options = tmp_path / "run", random.Random(1), DEBUG_OPTIONS
+    for _ in range(8):
+        process = start(run, data, *options, program=("-m", "pirl.cli.main"), **QUICK)
+        before = lines_in(run)
+        limit = before + chance.randrange(1, 6)
+        wait_for(process, lambda limit=limit: lines_in(run) >= limit)
+        time.sleep(0.3 * chance.random())
+        process.kill()
+        finish(process)
+        options = (*DEBUG_OPTIONS, "--resume")
+    assert finish(start(run, data, *options, program=("-m", "pirl.cli.main"), **QUICK))[0] == 0
+    assert_same_run(run, reference, last)
+    assert len(read_metrics(run)) == lines_in(reference)

@@ -1,0 +1,90 @@
+"""What a run is made of: which episodes are learned from and measured by, whose statistics, where arrays lie."""
+
+import dataclasses
+import json
+
+import jax
+import numpy as np
+import pytest
+
+from pirl.data import load_robot, open_dataset
+from pirl.errors import ConfigError, DataError
+from pirl.interop import NormStats, save_policy
+from pirl.training.setup import agent_shapes, agent_sharding, create_agent, hold_out, set_up
+
+
+def episodes_of(setup, weights):
+    """The episodes with a row of any weight."""
+    return set(setup.trajectories.episode_of(np.flatnonzero(weights)).tolist())
+
+
+def test_episodes_are_held_out_whole_and_by_the_seed(configure):
+    setup = set_up(configure(data__validation_fraction=0.3))
+    learned, measured = episodes_of(setup, setup.weights), episodes_of(setup, setup.held_out)
+    assert not learned & measured
+    assert (len(learned), len(measured)) == (14, 6)
+    for number in measured:
+        rows = slice(setup.trajectories.starts[number], setup.trajectories.ends[number])
+        assert np.all(setup.weights[rows] == 0)
+        assert np.all(setup.held_out[rows] > 0)
+    again = set_up(configure(data__validation_fraction=0.3))
+    np.testing.assert_array_equal(again.held_out, setup.held_out)
+    other = set_up(configure(data__validation_fraction=0.3, seed=1))
+    assert episodes_of(other, other.held_out) != measured
+
+
+def test_no_batch_to_learn_from_holds_a_frame_that_was_held_out(configure):
+    setup = set_up(configure(data__validation_fraction=0.3))
+    measured = setup.source(0, held_out=True).stream
+    learned = setup.source(0).stream
+    assert not set(learned.take(0, 2_000).tolist()) & set(measured.take(0, 2_000).tolist())
+
+
+def test_only_episodes_that_are_used_are_held_out(data):
+    dataset = open_dataset(str(data))
+    used = np.repeat(np.arange(20) % 4 == 0, dataset.lengths).astype(float)
+    learned, measured = hold_out(used, dataset, 0.4, seed=0)
+    chosen = np.add.reduceat(measured, dataset.starts[:-1]) > 0
+    assert chosen.sum() == 2
+    assert not np.any(chosen & (np.arange(20) % 4 != 0))
+    np.testing.assert_array_equal(learned + measured, used)
+
+
+def test_a_split_that_leaves_nothing_to_learn_from_is_refused(configure):
+    with pytest.raises(ConfigError, match="of the 20 episodes that are used leaves none to learn from"):
+        set_up(configure(data__validation_fraction=0.99))
+
+
+def test_data_that_does_not_fit_is_refused_before_it_is_prepared(configure, tmp_path):
+    robot = dataclasses.replace(load_robot("tabletop_state"), name="other", state=("observation.joints",))
+    (tmp_path / "robot.json").write_text(json.dumps(robot.to_dict()))
+    with pytest.raises(DataError, match="robot other has its state in observation.joints; the columns are"):
+        set_up(configure(data__robot=str(tmp_path / "robot.json")))
+
+
+@pytest.mark.usefixtures("toy")
+def test_statistics_of_the_checkpoint_are_taken_by_name(configure, tmp_path):
+    import toy_learner
+
+    def statistics(mean):
+        wide = {"state": 8, "actions": 3}
+        return {name: NormStats(np.full(width, mean), np.ones(width)) for name, width in wide.items()}
+
+    policy = toy_learner.load(configure(), None)
+    save_policy(tmp_path / "policy", policy, norm_stats={"one": statistics(1.0), "two": statistics(2.0)})
+    changes = {"data__norm_stats": "checkpoint", "checkpoint": str(tmp_path / "policy"), "from_scratch": False}
+    setup = set_up(configure(**changes, data__asset_id="two"))
+    assert setup.norm_stats["two"]["state"].mean[0] == 2.0
+    with pytest.raises(ConfigError, match="no statistics 'tow'. Did you mean two"):
+        set_up(configure(**changes, data__asset_id="tow"))
+
+
+@pytest.mark.usefixtures("toy")
+def test_a_learner_is_made_where_a_restored_one_would_lie(configure):
+    setup = set_up(configure(fsdp_devices=2))
+    assert setup.mesh.shape == {"data": 4, "fsdp": 2}
+    agent, shapes, places = create_agent(setup), agent_shapes(setup), agent_sharding(setup)
+    for leaf, shape, place in zip(*map(jax.tree.leaves, (agent, shapes, places)), strict=True):
+        assert (leaf.shape, leaf.dtype) == (shape.shape, shape.dtype)
+        assert leaf.sharding.is_equivalent_to(place, leaf.ndim)
+        assert leaf.sharding.is_equivalent_to(shape.sharding, leaf.ndim)

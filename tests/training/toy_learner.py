@@ -1,0 +1,73 @@
+"""A learner that compiles in no time, for tests of the trainer; as a program it is `pirl` with this learner."""
+
+import dataclasses
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from pirl.models import Pi0, abstract_model, get_parameters, set_parameters
+from pirl.models.config import Pi0Config
+from pirl.training import setup
+
+BIAS = "action_out_proj/bias"
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class ToyAgent:
+    """A vector that follows rewards, states and chance; every update leaves a trace of what it was made on."""
+
+    step: Any
+    weight: Any
+    parameters: Any
+    model: Pi0Config = field(metadata={"static": True})
+
+    def update(self, batch: Any, rng: Any) -> tuple["ToyAgent", dict[str, Any]]:
+        def loss(weight: Any) -> Any:
+            error = batch.observations.state @ weight - jnp.mean(batch.rewards, axis=1)
+            return jnp.mean(jnp.square(error)) + 0.01 * jnp.mean(batch.actions)
+
+        value, gradient = jax.value_and_grad(loss)(self.weight)
+        weight = self.weight - 0.01 * gradient + 0.001 * jax.random.uniform(rng, self.weight.shape)
+        metrics = {"loss": value, "grad_norm/policy": jnp.linalg.norm(gradient), "bc/loss": jnp.sum(weight)}
+        return dataclasses.replace(self, step=self.step + 1, weight=weight), metrics
+
+    def validate(self, batch: Any, rng: Any) -> dict[str, Any]:
+        return {"loss": self.update(batch, rng)[1]["loss"]}
+
+    def act(self, observation: Any, rng: Any) -> Any:
+        noise = jax.vmap(lambda key: jax.random.uniform(key, (self.model.action_horizon, self.model.action_dim)))(rng)
+        return noise - 0.5 + jnp.sum(self.weight)
+
+    def policy(self) -> Pi0:
+        return set_parameters(abstract_model(self.model), {**self.parameters, BIAS: self.weight})
+
+    def parameter_counts(self) -> dict[str, int]:
+        return {"policy": self.weight.size, "policy_trainable": self.weight.size}
+
+
+def create(config: Any, action_dim: int, policy: Pi0, rng: Any) -> ToyAgent:
+    model = config.model
+    return ToyAgent(jnp.zeros((), jnp.int32), jnp.zeros(model.action_dim), get_parameters(policy), model)
+
+
+def load(config: Any, sharding: Any) -> Pi0:
+    shapes = get_parameters(abstract_model(config.model))
+    return set_parameters(
+        abstract_model(config.model), {path: np.zeros(leaf.shape, leaf.dtype) for path, leaf in shapes.items()}
+    )
+
+
+# What to put in the place of which functions of pirl.training.setup.
+REPLACED = {"_create": create, "_load": load}
+
+
+if __name__ == "__main__":
+    from pirl.cli.main import main
+
+    for name, function in REPLACED.items():
+        setattr(setup, name, function)
+    main()

@@ -1,0 +1,60 @@
+"""Runs of `pirl train` for tests: in processes of their own, and what they leave behind."""
+
+import fcntl
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+
+
+def once(path: Path, make) -> Path:
+    """Make a directory if no other worker has."""
+    with open(path.with_suffix(".lock"), "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not path.exists():
+            make(path)
+    return path
+
+
+def pirl_command(*arguments, check: bool = True, **environment) -> subprocess.CompletedProcess[str]:
+    """Call pirl in a process of its own."""
+    command = [sys.executable, "-m", "pirl.cli.main", *map(str, arguments)]
+    done = subprocess.run(command, env={**os.environ, **environment}, capture_output=True, text=True, check=False)
+    assert "Traceback" not in done.stderr
+    assert not check or done.returncode == 0, done.stderr
+    return done
+
+
+def read_metrics(run: Path) -> list[dict[str, float]]:
+    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+def values_of(run: Path, name: str) -> dict[int, float]:
+    """A metric by step."""
+    return {line["step"]: line[name] for line in read_metrics(run) if name in line}
+
+
+def read_state(run: Path, step: int) -> dict[str, np.ndarray]:
+    """Every array of a full state, without knowing what it is of."""
+    import jax
+    import orbax.checkpoint as ocp
+
+    path = run / "checkpoints" / "state" / str(step) / "arrays"
+    with ocp.PyTreeCheckpointer() as reader:
+        tree = reader.metadata(path).item_metadata.tree
+        arguments = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), tree)
+        arrays = reader.restore(path, restore_args=arguments)
+    return {jax.tree_util.keystr(place): leaf for place, leaf in jax.tree_util.tree_leaves_with_path(arrays)}
+
+
+def assert_same_run(run: Path, reference: Path, step: int) -> None:
+    """The same metrics and the same state, bit for bit."""
+    assert (run / "metrics.jsonl").read_bytes() == (reference / "metrics.jsonl").read_bytes()
+    left, right = read_state(run, step), read_state(reference, step)
+    assert left.keys() == right.keys()
+    for name, array in left.items():
+        assert array.dtype == right[name].dtype
+        np.testing.assert_array_equal(array.view(np.uint8), right[name].view(np.uint8), err_msg=name)
