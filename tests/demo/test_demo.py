@@ -18,7 +18,7 @@ from pirl.config import get_config
 from pirl.demo.demo import open_directory, run_demo
 from pirl.demo.display import last_line
 from pirl.demo.page import summarise
-from pirl.demo.plan import POLICIES, DemoConfig, make_plan, shown
+from pirl.demo.plan import EXPERT, POLICIES, DemoConfig, make_plan, shown
 from pirl.demo.results import describe_demonstrations, make_results, write_results
 from pirl.demo.running import share_cores
 from pirl.demo.steps import Records, all_steps
@@ -238,7 +238,7 @@ def test_every_command_of_the_plan_is_one_that_pirl_understands(tmp_path, monkey
     for quick in (False, True):
         config = DemoConfig(tmp_path / "demo", episodes=20, demonstrations=30, quick=quick)
         steps = {step.name: _parse(shown(step.command)[1:]) for step in all_steps(make_plan(config))}
-        assert steps["collect"].expert.flawed == 0.7
+        assert steps["collect"].expert == EXPERT
         assert steps["collect"].out == config.data
         extra = steps["train_acrlpd"].resolve()
         total = extra.steps + int(extra.online.env_steps * extra.online.utd_ratio)

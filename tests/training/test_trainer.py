@@ -24,7 +24,7 @@ def test_offline_then_online_does_everything_when_it_is_due(configure, tmp_path,
     config = configure(steps=10, logging__every=3, validation_every=4, evaluation__every=5, checkpoints__every=5)
     assert train(config, exp_name="run") == 0
     run = tmp_path / "run"
-    steps = 10 + max(values_of(run, "online/env_steps").values()) // 10 // 2 * 2
+    steps = 10 + max(values_of(run, "online/env_steps").values()) // 10
     assert steps >= 14
     assert [*values_of(run, "loss")] == [*sorted({*range(3, 10, 3), *(s for s in (12, 14) if s <= steps), steps})]
     assert [*values_of(run, "val/loss")] == [s for s in range(4, steps + 1) if s % 4 == 0]
@@ -34,7 +34,7 @@ def test_offline_then_online_does_everything_when_it_is_due(configure, tmp_path,
     assert sorted(int(entry.name) for entry in (run / "checkpoints" / "state").iterdir()) == [10, steps]
     said = capsys.readouterr().err
     assert said.index("compiling the learner …") < said.index("compiling the update …") < said.index("step 3/")
-    assert said.count("compiling") == 5, "learner, update, scan of updates, validation, acting: each once"
+    assert said.count("compiling") == 4, "learner, update, validation, acting: each once"
     assert f"policy: {run}/checkpoints/policy/{steps}" in said
     assert "compiling the update" in (run / "log.txt").read_text()
 
@@ -50,6 +50,8 @@ def test_online_only_needs_no_dataset_and_survives_crashing_environments(configu
         checkpoint=str(tmp_path / "before"),
         from_scratch=False,
         env__id="crashing_env:test/CrashingTabletop-v0",
+        env__observation="state",
+        env__max_steps=20,
         evaluation__envs=2,
         online__seed=0,
     )
@@ -59,7 +61,7 @@ def test_online_only_needs_no_dataset_and_survives_crashing_environments(configu
     assert last["online/env_steps"] >= 60
     assert last["online/lost"] >= 2, "episodes with odd seeds die"
     assert len(list((run / "replay").glob("*.npz"))) == last["online/episodes"], "what was lost is not learned from"
-    assert max(values_of(run, "loss")) == last["online/env_steps"] // 10 // 2 * 2
+    assert max(values_of(run, "loss")) == last["online/env_steps"] // 10
     (mine,), (its,) = (
         open_checkpoint(find_policy(tmp_path / name)).norm_stats().values() for name in ("run", "before")
     )

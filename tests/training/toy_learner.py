@@ -57,7 +57,8 @@ def create(config: Any, action_dim: int, policy: Pi0, rng: Any) -> ToyAgent:
 def load(config: Any, sharding: Any) -> Pi0:
     shapes = get_parameters(abstract_model(config.model))
     return set_parameters(
-        abstract_model(config.model), {path: np.zeros(leaf.shape, leaf.dtype) for path, leaf in shapes.items()}
+        abstract_model(config.model),
+        {path: jax.device_put(np.zeros(leaf.shape, leaf.dtype)) for path, leaf in shapes.items()},
     )
 
 

@@ -118,7 +118,7 @@ def make_plan(config: DemoConfig) -> Stages:
     rl, data, bc = config.rl, ("--data.repo-id", str(config.data)), ("--checkpoint", str(config.run("bc")))
     # The controls learn as fast as ACRLPD's policy does.
     assert isinstance(rl.agent, ACRLPDConfig)
-    pace = ("--agent.optimiser.peak-lr", str(rl.agent.policy_optimiser.peak_lr))
+    pace: tuple[str, ...] = ("--agent.optimiser.peak-lr", str(rl.agent.policy_optimiser.peak_lr))
     pace += (
         "--agent.optimiser.decay-steps",
         str(max(config.extra_updates, rl.agent.policy_optimiser.warmup_steps + 1)),
