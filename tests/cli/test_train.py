@@ -45,7 +45,7 @@ def test_options_go_over_the_file_and_the_file_over_the_preset(call, trained, da
     )
     assert (code, err) == (0, "")
     ((config, rest),) = trained
-    assert rest == {"exp_name": "a/b", "resume": False, "overwrite": False, "command": ["pirl", *sys.argv[1:]]}
+    assert rest == {"exp_name": "a/b", "resume": False, "overwrite": False}
     changed = {field: new for field, _, new in config_differences(get_config("debug"), config)}
     assert changed == {
         "steps": 50,

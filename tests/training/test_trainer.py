@@ -43,7 +43,7 @@ def test_online_only_needs_no_dataset_and_survives_crashing_environments(configu
     assert train(configure(**PLAIN, steps=2), exp_name="before") == 0
     monkeypatch.setenv("PYTHONPATH", os.path.dirname(__file__))
     config = configure(
-        **PLAIN | {"online__env_steps": 60, "online__episodes_per_round": 4, "online__prior_ratio": 0.0},
+        **PLAIN | {"online__env_steps": 60, "online__episodes_per_round": 6, "online__prior_ratio": 0.0},
         steps=0,
         data__repo_id=None,
         data__norm_stats="checkpoint",

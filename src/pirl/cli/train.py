@@ -35,7 +35,7 @@ class Train:
     config_file: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
     """YAML file with fields to set."""
     dry_run: bool = False
-    """Build everything, make one update, print parameters, memory and time, and write nothing."""
+    """Build everything, make a few updates, print parameters, memory and time, and write nothing but caches."""
     debug: bool = False
     """Ten updates of eight chunks, and everything else small too, to see whether it works together."""
     resume: bool = False
@@ -59,8 +59,7 @@ class Train:
             return dry_run(config)
         from pirl.training.trainer import train
 
-        command = ["pirl", *sys.argv[1:]]
-        return train(config, exp_name=name, resume=self.resume, overwrite=self.overwrite, command=command)
+        return train(config, exp_name=name, resume=self.resume, overwrite=self.overwrite)
 
     def _checked_name(self) -> str:
         if self.resume and self.overwrite:

@@ -24,7 +24,7 @@ from pirl.training.compiling import use_compilation_cache
 from pirl.training.online import shaped_episode
 from pirl.training.records import named_leaves
 from pirl.training.setup import Setup, create_agent, set_up
-from pirl.training.trainer import compile_updates
+from pirl.training.updates import compile_updates
 
 # What the arrays of a learner are for, by how their path begins; all others belong to the critics.
 _KINDS = {

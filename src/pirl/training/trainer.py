@@ -3,13 +3,13 @@
 import contextlib
 import functools
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import jax
 import numpy as np
 
-from pirl.agents.base import Agent, Metrics
+from pirl.agents.base import Metrics
 from pirl.config import RLTrainConfig, format_config, to_plain
 from pirl.data import ChunkBatch, Loader, ReplayBuffer
 from pirl.envs.evaluation import evaluate
@@ -21,11 +21,12 @@ from pirl.training.acting import agent_planner, evaluated_planner
 from pirl.training.checkpoints import Checkpoints
 from pirl.training.compiling import use_compilation_cache
 from pirl.training.display import Display, Stopwatch
-from pirl.training.health import EarlyStopping, Health, StopSignal, guarded
+from pirl.training.health import EarlyStopping, Health, StopSignal
 from pirl.training.metrics import MetricsLog
 from pirl.training.online import Practice
 from pirl.training.run import RunDirectory
-from pirl.training.setup import Setup, agent_shapes, agent_sharding, create_agent, set_up
+from pirl.training.setup import Setup, agent_shapes, create_agent, set_up
+from pirl.training.updates import compile_updates
 from pirl.training.writers import Number, check_trackers
 
 
@@ -35,7 +36,6 @@ def train(
     exp_name: str,
     resume: bool = False,
     overwrite: bool = False,
-    command: Sequence[str] | None = None,
 ) -> int:
     """Train as configured, into the run directory runs_dir/exp_name; the return value is the exit code."""
     check_trackers(config.logging)
@@ -347,26 +347,3 @@ class Trainer:
 
 def _total_steps(config: RLTrainConfig) -> int:
     return config.steps + int(config.online.env_steps * config.online.utd_ratio)
-
-
-def compile_updates(setup: Setup) -> tuple[Any, Any, Any]:
-    """One update; a scan of several; and a validation. Updates take over the learner's memory."""
-
-    def update(agent: Agent, batch: ChunkBatch, rng: jax.Array) -> tuple[Agent, Metrics]:
-        return agent.update(batch, rng)
-
-    careful = guarded(update, setup.config.health.loss_limit)
-
-    def updates(agent: Agent, batches: ChunkBatch, rngs: jax.Array) -> tuple[Agent, Metrics]:
-        return jax.lax.scan(lambda agent, each: careful(agent, *each), agent, (batches, rngs))
-
-    def validate(agent: Agent, batch: ChunkBatch, rng: jax.Array) -> Metrics:
-        return agent.validate(batch, rng)
-
-    # The learner stays where it lies: laid out otherwise, the next update would have to be compiled again.
-    places: dict[str, Any] = {} if setup.mesh.size == 1 else {"out_shardings": (agent_sharding(setup), None)}
-    return (
-        jax.jit(careful, donate_argnums=0, **places),
-        jax.jit(updates, donate_argnums=0, **places),
-        jax.jit(validate),
-    )

@@ -87,7 +87,6 @@ def debug() -> RLTrainConfig:
         num_action_samples=2,
         denoising_steps=2,
         critic=CriticConfig(num_critics=2, hidden_dims=(16,)),
-        critic_warmup_steps=2,
     )
     return RLTrainConfig(
         name="debug",
@@ -95,7 +94,7 @@ def debug() -> RLTrainConfig:
         agent=agent,
         data=DataConfig(robot="tabletop_state", validation_fraction=0.2, prefetch=0),
         env=EnvConfig("tabletop", options={"observation": "state", "max_steps": 20}),
-        online=OnlineConfig(env_steps=40, utd_ratio=0.1, updates_per_scan=2, episodes_per_round=2, capacity=1_000),
+        online=OnlineConfig(env_steps=40, utd_ratio=0.1, episodes_per_round=2, capacity=1_000),
         evaluation=EvaluationConfig(every=5, episodes=4, execute_steps=4, envs=4),
         checkpoints=CheckpointConfig(every=5, best_metric="eval/success"),
         logging=LoggingConfig(every=1, tensorboard=False),

@@ -1,0 +1,33 @@
+"""The compiled programs of a run: one update, several in one, a validation."""
+
+from typing import Any
+
+import jax
+
+from pirl.agents.base import Agent, Metrics
+from pirl.data import ChunkBatch
+from pirl.training.health import guarded
+from pirl.training.setup import Setup, agent_sharding
+
+
+def compile_updates(setup: Setup) -> tuple[Any, Any, Any]:
+    """One update; a scan of several; and a validation. Updates take over the learner's memory."""
+
+    def update(agent: Agent, batch: ChunkBatch, rng: jax.Array) -> tuple[Agent, Metrics]:
+        return agent.update(batch, rng)
+
+    careful = guarded(update, setup.config.health.loss_limit)
+
+    def updates(agent: Agent, batches: ChunkBatch, rngs: jax.Array) -> tuple[Agent, Metrics]:
+        return jax.lax.scan(lambda agent, each: careful(agent, *each), agent, (batches, rngs))
+
+    def validate(agent: Agent, batch: ChunkBatch, rng: jax.Array) -> Metrics:
+        return agent.validate(batch, rng)
+
+    # The learner stays where it lies: laid out otherwise, the next update would have to be compiled again.
+    places: dict[str, Any] = {} if setup.mesh.size == 1 else {"out_shardings": (agent_sharding(setup), None)}
+    return (
+        jax.jit(careful, donate_argnums=0, **places),
+        jax.jit(updates, donate_argnums=0, **places),
+        jax.jit(validate),
+    )
