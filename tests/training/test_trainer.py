@@ -106,11 +106,13 @@ def test_resuming_a_finished_run_says_so_and_does_nothing(configure, tmp_path, c
     config = configure(steps=11, logging__every=4, evaluation__every=4, validation_every=4, checkpoints__every=4)
     train(config, exp_name="run")
     run = tmp_path / "run"
-    kept = [run / "metrics.jsonl", *(run / "checkpoints").rglob("*"), *(run / "evaluations").iterdir()]
+    kept = [*(run / "checkpoints").rglob("*"), *(run / "evaluations").iterdir()]
     before = {file: (file.stat().st_mtime_ns, file.stat().st_size) for file in kept}
+    metrics = (run / "metrics.jsonl").read_bytes()
     assert train(config, exp_name="run", resume=True) == 0
     assert "updates were made already: more --steps would go on." in capsys.readouterr().err
     assert {file: (file.stat().st_mtime_ns, file.stat().st_size) for file in kept} == before
+    assert (run / "metrics.jsonl").read_bytes() == metrics
 
 
 def test_more_steps_go_on_as_if_they_had_been_asked_for_at_once(configure, tmp_path):

@@ -59,8 +59,12 @@ class Health:
     A skipped update changes nothing, so whatever was saved is good; but many in a row will not end by themselves.
     """
 
-    def __init__(self, config: HealthConfig, bad_batches: Path, states: Path):
+    def __init__(
+        self, config: HealthConfig, bad_batches: Path, states: Path, settle: Callable[[], None] = lambda: None
+    ):
+        """`settle` waits until what is being saved has been saved."""
         self._config = config
+        self._settle = settle
         self._bad_batches = bad_batches
         self._states = states
         self._waiting: deque[tuple[int, Mapping[str, Any], Any]] = deque()
@@ -103,6 +107,7 @@ class Health:
             values = {name: float(np.asarray(value)[index]) for name, value in metrics.items()}
             self._record(first + sum(index), values, jax.tree.map(lambda leaf, at=index: leaf[at], batch))
             if self.in_a_row >= self._config.max_skipped:
+                self._settle()
                 raise TrainingError(self._explain(first + sum(index), values))
 
     def _record(self, step: int, metrics: dict[str, float], batch: Any) -> None:

@@ -66,7 +66,7 @@ class Trainer:
         self._open = contextlib.ExitStack()
         try:
             self._checkpoints = self._open.enter_context(Checkpoints(run, config.checkpoints))
-            self._health = Health(config.health, run.bad_batches, run.states)
+            self._health = Health(config.health, run.bad_batches, run.states, self._checkpoints.wait)
             self._stopping = EarlyStopping(config.stopping)
             self._pool = self._open_pool()
             self._practice = self._prepare_practice()
