@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 INSTALL := PIP_CONSTRAINT=constraints.txt PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/pip install --quiet
 
 .PHONY: help setup setup-aloha setup-metaworld setup-libero setup-rendering demo test test-slow test-sims lint format
-.PHONY: bench bench-loader bench-gate bench-full-size pictures constraints clean
+.PHONY: bench bench-loader bench-step bench-gate bench-full-size pictures constraints clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
@@ -72,6 +72,9 @@ bench-loader: $(READY) .venv-lerobot  ## the loader against the real LeRobot, in
 
 .venv-lerobot:
 	$(PYTHON) scripts/make_lerobot_env.py v3.0 $@ || { rm -rf $@; exit 1; }
+
+bench-step: $(READY)  ## an ACRLPD update against a BC update: minutes, most of them compilation
+	$(BIN)/python benchmarks/acrlpd_step.py
 
 bench-gate: $(READY)  ## whether behaviour cloning learns the tabletop: a quarter of an hour
 	$(BIN)/python benchmarks/tabletop_gate.py

@@ -135,6 +135,7 @@ def test_the_debug_preset_killed_and_resumed_comes_to_the_same_bits_and_compiles
     assert not any(name.startswith(("jit_update", "jit_validate", "jit__act")) for name in new), "all were in the cache"
 
 
+@pytest.mark.usefixtures("unchecked_signatures")  # a learner of shapes is what the state is restored into
 def test_the_exported_policy_is_whole_and_acts_by_itself_as_in_the_run(
     data, debug_run, one_device, configure, monkeypatch
 ):
