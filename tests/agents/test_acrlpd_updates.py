@@ -23,6 +23,7 @@ METRICS = {
     *("critic/target", "actor/loss", "actor/advantage_p10", "actor/advantage_p50", "actor/advantage_p90"),
     *("actor/ess", "actor/clip_fraction", "actor/temperature", "actor/action_mse", "bc/loss", "grad_norm/policy"),
     *("grad_norm/critic", "param_norm/policy", "param_norm/critic", "lr/policy", "lr/critic", "data/valid_chunks"),
+    "actor/moves",
 }
 
 
@@ -95,9 +96,11 @@ def test_the_policy_rests_while_the_critics_warm_up_and_between_its_turns():
         assert not same(new.critic, learner.critic)
         assert set(metrics) == METRICS
         resting = same(new.learned, learner.learned)
-        actor = {name for name in METRICS if name.startswith(("actor/", "bc/"))} | {"param_norm/policy", "lr/policy"}
+        moves = {"grad_norm/policy", "param_norm/policy", "lr/policy"}
+        actor = {name for name in METRICS if name.startswith(("actor/", "bc/"))} - {"actor/moves"} | moves
         absent = {name for name in METRICS if np.isnan(metrics[name])}
-        assert absent == (actor if resting else actor - {"actor/loss", "bc/loss", "param_norm/policy", "lr/policy"})
+        assert absent == (actor if resting else actor - moves - {"actor/loss", "bc/loss"})
+        assert metrics["actor/moves"] == (not resting)
         moved.append(not resting)
         rates.append((metrics["lr/critic"], metrics["lr/policy"]))
         learner = new

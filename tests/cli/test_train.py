@@ -70,8 +70,20 @@ def test_what_a_run_wrote_down_runs_again(call, trained, data, tmp_path):
 
 
 def test_switches_words_and_groups_stand_anywhere(call, trained, data):
-    arguments = ("--from-scratch", "demo", "--env", "none", "--exp-name", "x", "--model", "tiny_state", "--agent", "bc")
+    arguments = (
+        "--from-scratch",
+        "demo_bc",
+        "--env",
+        "none",
+        "--exp-name",
+        "x",
+        "--model",
+        "tiny_state",
+        "--agent",
+        "bc",
+    )
     more = (
+        *("--agent", "bc"),
         "--data.robot",
         "tabletop_state",
         "--logging.tensorboard",
@@ -84,7 +96,7 @@ def test_switches_words_and_groups_stand_anywhere(call, trained, data):
     assert (code, err) == (0, "")
     ((config, rest),) = trained
     assert rest["overwrite"]
-    assert (config.name, config.from_scratch, config.env) == ("demo", True, None)
+    assert (config.name, config.from_scratch, config.env) == ("demo_bc", True, None)
     assert (config.model.cameras, config.agent.augment, config.logging.tensorboard) == ((), True, False)
 
 

@@ -65,14 +65,15 @@ def sound(tmp_path):
         ),
         (
             {"stopping.metric": "val/lss"},
-            "stopping.metric = val/lss: this learner has no such metric. Did you mean val/loss?",
+            "stopping.metric = val/lss: no such thing is measured. Did you mean val/loss?",
         ),
         (
             {"stopping.metric": "val/loss", "validation_every": 0, "data.validation_fraction": 0},
             "no episodes are held out",
         ),
         ({"stopping.metric": "online/success", "online.env_steps": 0}, "there is no online phase"),
-        ({"agent.learner": "bc", "stopping.metric": "critic/loss"}, "this learner has no such metric"),
+        ({"agent.learner": "bc", "stopping.metric": "val/critic/loss"}, "no such thing is measured"),
+        ({"stopping.metric": "critic/loss"}, "stopping.metric = critic/loss: no such thing is measured"),
         ({"validation_every": 0}, "go together"),
         ({"data.validation_fraction": 0}, "go together"),
         ({"data.validation_fraction": 1}, "data.validation_fraction = 1.0"),
@@ -177,6 +178,8 @@ def test_the_metrics_that_may_decide_are_those_that_learners_compute(preset):
         return agent.update(batch, rng)[1], agent.validate(batch, rng)
 
     updated, validated = jax.eval_shape(metrics, jax.random.key(0))
-    for name in (*updated, *(f"val/{name}" for name in validated)):
-        assert not list(check_metric(config, name)), name
+    for name in validated:
+        assert not list(check_metric(config, f"val/{name}")), name
+    for name in updated:
+        assert list(check_metric(config, name)), f"{name} decides nothing: it is only logged"
     assert list(check_metric(config, "val/lr/policy"))

@@ -10,7 +10,6 @@ import pytest
 from pirl.training.dry_run import dry_run, peak_bytes, state_bytes
 from pirl.training.setup import agent_shapes, set_up
 
-
 # A learner of shapes does not fit the signatures of one of arrays.
 pytestmark = pytest.mark.usefixtures("unchecked_signatures")
 

@@ -30,7 +30,7 @@ from pirl.models.types import Array
 _ACTOR_METRICS = (
     *("actor/loss", "bc/loss", "actor/ess", "actor/clip_fraction", "actor/temperature", "actor/action_mse"),
     *("actor/advantage_p10", "actor/advantage_p50", "actor/advantage_p90"),
-    *("param_norm/policy", "lr/policy"),
+    *("grad_norm/policy", "param_norm/policy", "lr/policy"),
 )
 
 
@@ -136,8 +136,12 @@ class ACRLPDConfig:
         if self.huber_delta <= 0:
             raise ConfigError(f"huber_delta should be positive; it is {self.huber_delta}.")
         temperature = self.temperature
-        if temperature.beta <= 0 or temperature.max_weight <= 0 or not 0 < temperature.target_ess < 1:
-            raise ConfigError(f"beta and max_weight should be positive, target_ess between 0 and 1: {temperature}.")
+        if min(temperature.beta, temperature.max_weight, temperature.learning_rate) <= 0:
+            raise ConfigError(
+                f"beta, max_weight and learning_rate of the temperature should be positive: {temperature}."
+            )
+        if not 0 < temperature.target_ess < 1:
+            raise ConfigError(f"temperature.target_ess should be between 0 and 1; it is {temperature.target_ess}.")
 
 
 @jax.tree_util.register_dataclass
@@ -385,8 +389,8 @@ class ACRLPDAgent:
             critic_moments=critic_moments,
         )
         metrics |= {
-            "grad_norm/critic": optax.global_norm(critic_gradients),
-            "param_norm/critic": optax.global_norm(critic),
+            "grad_norm/critic": optax.tree.norm(critic_gradients),
+            "param_norm/critic": optax.tree.norm(critic),
             "lr/critic": jnp.asarray(rate(self.step), jnp.float32),
         }
         if actor_moves:
@@ -395,7 +399,7 @@ class ACRLPDAgent:
             if config.temperature.adaptive and config.actor_mode == "awr":
                 agent = agent._move_temperature(metrics["actor/ess"])
         absent = {name: jnp.float32(jnp.nan) for name in _ACTOR_METRICS}
-        return agent, absent | {"grad_norm/policy": jnp.float32(0.0)} | metrics
+        return agent, absent | {"actor/moves": jnp.float32(actor_moves)} | metrics
 
     def _move_temperature(self, ess: Float[Array, ""]) -> "ACRLPDAgent":
         """Towards more even weights if too few samples count, towards sharper ones if too many do."""

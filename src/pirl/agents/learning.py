@@ -87,8 +87,8 @@ class LearnedPolicy:
         trainable = optax.apply_updates(self.trainable, changes)
         average = None if self.average is None else move_average(self.average, trainable, self.ema_decay)
         metrics = {
-            "grad_norm/policy": optax.global_norm(gradients),
-            "param_norm/policy": optax.global_norm(
+            "grad_norm/policy": optax.tree.norm(gradients),
+            "param_norm/policy": optax.tree.norm(
                 {path: leaf for path, leaf in {**self.frozen, **trainable}.items() if _is_kernel(path, leaf)}
             ),
             "lr/policy": jnp.asarray(self.optimiser.learning_rate()(count), jnp.float32),
@@ -152,7 +152,8 @@ def accumulate_gradients(
     if parts == 1:
         return gradient(parameters, data)
     leaves, structure = jax.tree.flatten(data)
-    cut = [x.reshape(parts, x.shape[0] // parts, *x.shape[1:]) for x in leaves]
+    # Every part takes its samples from all over the batch: cut in a row, each part would lie on some of the devices.
+    cut = [x.reshape(x.shape[0] // parts, parts, *x.shape[1:]).swapaxes(0, 1) for x in leaves]
 
     def gradient_of(part: list[Array]) -> tuple[Any, Metrics]:
         return gradient(parameters, jax.tree.unflatten(structure, part))

@@ -18,15 +18,15 @@ from pirl.errors import UserError
 class Demo:
     """Collect demonstrations, train a small π₀ by behaviour cloning and then by RL, and compare them, with controls.
 
-    A quarter of an hour on two cores. What was interrupted goes on when the same command is called again.
+    About ten minutes on two cores. What was interrupted goes on when the same command is called again.
     """
 
     out: Annotated[Path, tyro.conf.arg(metavar="DIR")] = Path("runs/demo")
     """Directory for everything."""
     episodes: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None
-    """Episodes by which each policy is measured (default: 200)."""
+    """Episodes by which each policy is measured; 200 if not told."""
     demonstrations: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None
-    """Demonstrations to collect (default: 1000)."""
+    """Demonstrations to collect; 500 if not told."""
     quick: bool = False
     """Ten updates of everything and few episodes: shows that it works, not that it learns."""
     overwrite: bool = False

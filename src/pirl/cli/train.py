@@ -1,6 +1,7 @@
 """`pirl train`: a preset, a YAML file and dotted options become a configuration, which is checked and run."""
 
 import dataclasses
+import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -52,14 +53,19 @@ class Train:
 
         from pirl.config import check_config
 
-        check_config(config, device_count=jax.device_count(), process_count=jax.process_count())
+        check_config(config, device_count=jax.device_count(), process_count=jax.process_count(), resume=self.resume)
         if self.dry_run:
             from pirl.training.dry_run import dry_run
 
             return dry_run(config)
         from pirl.training.trainer import train
 
-        return train(config, exp_name=name, resume=self.resume, overwrite=self.overwrite)
+        try:
+            return train(config, exp_name=name, resume=self.resume, overwrite=self.overwrite)
+        except KeyboardInterrupt:
+            # The compiler goes on in its own threads, and does not survive the interpreter's end.
+            print("interrupted", file=sys.stderr, flush=True)
+            os._exit(130)
 
     def _checked_name(self) -> str:
         if self.resume and self.overwrite:
@@ -72,7 +78,14 @@ class Train:
             path.is_absolute() or path == Path(".") or ".." in path.parts or "\0" in name
         ):
             raise UserError(f"--exp-name {name!r} is no name of a directory inside runs_dir.")
+        if unfit := sorted(set(name) & set("[]*?")):
+            raise UserError(f"--exp-name {name!r}: checkpoints cannot be written under a name with {' '.join(unfit)}.")
         return name
+
+    def _own_config(self) -> Path:
+        """What a run that is resumed was begun with."""
+        runs = Path(dict(self.settings).get("runs_dir", "runs")).expanduser()
+        return runs / (self.exp_name or "") / "config.yaml" if self.resume else Path()
 
     def resolve(self) -> "RLTrainConfig":
         """The configuration that is meant: the preset, the file over it, --debug, and the options over all of them."""
@@ -82,6 +95,8 @@ class Train:
             config = load_config(self.config_file, self.preset)
         elif self.preset is not None:
             config = get_config(self.preset)
+        elif (own := self._own_config()).is_file():
+            config = load_config(own, None)
         else:
             raise ConfigError("what is to be trained? Name a preset (see pirl configs), or give a --config-file.")
         if self.debug:

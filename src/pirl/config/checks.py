@@ -16,6 +16,7 @@ from pirl.data.robots import Robot, load_robot
 from pirl.envs.planner import find_policy
 from pirl.envs.registry import find_env_class
 from pirl.errors import ConfigError, DataError, UserError
+from pirl.models.config import get_model_config
 
 # The least value of each field.
 _AT_LEAST = {
@@ -41,12 +42,19 @@ _AT_LEAST = {
 }
 
 
-def check_config(config: RLTrainConfig, *, device_count: int | None = None, process_count: int = 1) -> None:
-    """Raise with everything that is wrong. Devices are counted by who knows them; without, that is left out."""
+def check_config(
+    config: RLTrainConfig, *, device_count: int | None = None, process_count: int = 1, resume: bool = False
+) -> None:
+    """Raise with everything that is wrong. Devices are counted by who knows them; without, that is left out.
+
+    A run that is resumed brings its own policy, so the one it began with may be gone.
+    """
     problems = [*_numbers(config)]
     if not problems:  # what follows computes with them
-        for look in (_phases, _model, _start, _environment, _measurements, _trackers):
+        for look in (_phases, _model, _environment, _measurements, _trackers):
             problems += look(config)
+        if not resume or config.data.norm_stats == "checkpoint":
+            problems += _start(config)
         problems += _devices(config, device_count, process_count)
     if problems:
         raise ConfigError(f"this configuration cannot work:{_listed(problems)}")
@@ -95,6 +103,9 @@ def _numbers(config: RLTrainConfig) -> Iterator[str]:
         yield f"health.loss_limit = {config.health.loss_limit} should be above 0."
     if not 0 <= config.online.prior_ratio <= 1:
         yield f"online.prior_ratio = {config.online.prior_ratio} is a part of the batch: from 0 to 1."
+    asset = Path(config.data.asset_id or "some")
+    if asset.is_absolute() or ".." in asset.parts:
+        yield f"data.asset_id = {config.data.asset_id} should name a directory inside the assets of a checkpoint."
     if not 0 <= config.data.validation_fraction < 1:
         yield f"data.validation_fraction = {config.data.validation_fraction} is a part of all episodes, below 1."
 
@@ -165,16 +176,21 @@ def _start(config: RLTrainConfig) -> Iterator[str]:
     if config.checkpoint is None:
         if not config.from_scratch:
             released = "pi05_base" if config.model.pi05 else "pi0_base"
+            where = (
+                f"OpenPI's: gsutil -m cp -r gs://openpi-assets/checkpoints/{released} checkpoints/, then --checkpoint "
+                f"checkpoints/{released}"
+                if config.model.vocab_size == get_model_config(released).vocab_size
+                else "for this small model the run of a preset that clones, such as demo_bc"
+            )
             yield (
-                "a policy to begin with is missing. Give one with --checkpoint DIRECTORY (OpenPI's: gsutil -m cp -r "
-                f"gs://openpi-assets/checkpoints/{released} checkpoints/, then --checkpoint checkpoints/{released}), or "
-                "begin with random parameters with --from-scratch."
+                f"a policy to begin with is missing. Give one with --checkpoint DIRECTORY ({where}), or begin with "
+                "random parameters with --from-scratch."
             )
         if config.data.norm_stats == "checkpoint":
             yield "data.norm_stats = checkpoint needs a --checkpoint to take them from; use --data.norm-stats dataset."
         return
     if config.from_scratch:
-        yield "checkpoint and from_scratch exclude each other: leave one of them out (--checkpoint none)."
+        yield "checkpoint and from_scratch exclude each other: --from-scratch false, or --checkpoint none."
         return
     try:
         if not (find_policy(Path(config.checkpoint).expanduser()) / "params").is_dir():
@@ -228,7 +244,7 @@ def _measurements(config: RLTrainConfig) -> Iterator[str]:
         if period and period % checkpoints.every:
             yield (
                 f"{name} = {period} should be a multiple of checkpoints.every = {checkpoints.every}: only what is saved "
-                "can be kept."
+                f"can be kept{'' if name == 'checkpoints.keep_period' else ', as checkpoints.best_metric asks'}."
             )
 
 

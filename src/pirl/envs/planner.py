@@ -125,6 +125,8 @@ def find_policy(path: Path) -> Path:
     """The checkpoint directory that is meant: itself, or the newest policy of a training run."""
     policies = path.expanduser() / "checkpoints" / "policy"
     if not policies.is_dir():
+        if (path.expanduser() / "config.yaml").is_file() and (path.expanduser() / "metadata.json").is_file():
+            raise CheckpointError(f"the run {path} has not written a policy yet.")
         return path
     steps = [int(entry.name) for entry in policies.iterdir() if entry.is_dir() and entry.name.isdigit()]
     if not steps:

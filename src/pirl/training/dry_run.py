@@ -23,7 +23,7 @@ from pirl.training.acting import agent_planner
 from pirl.training.compiling import use_compilation_cache
 from pirl.training.online import shaped_episode
 from pirl.training.records import named_leaves
-from pirl.training.setup import Setup, create_agent, set_up
+from pirl.training.setup import Setup, check_env, create_agent, set_up
 from pirl.training.updates import compile_updates
 
 # What the arrays of a learner are for, by how their path begins; all others belong to the critics.
@@ -47,6 +47,8 @@ def dry_run(config: RLTrainConfig) -> int:
             agent = jax.block_until_ready(create_agent(setup))
         rows = _about_learner(agent) + _about_data(setup)
         pool = None if config.env is None else stack.enter_context(open_pool(config.env, 1))
+        if pool is not None:
+            check_env(setup, pool)
         batch = _first_batch(setup, agent, pool)
         rows += _about_batch(batch)
         if pool is not None:

@@ -41,8 +41,10 @@ def guarded(update: Update[AgentT, BatchT], loss_limit: float = math.inf) -> Upd
     def attempt(agent: AgentT, batch: BatchT, rng: jax.Array) -> tuple[AgentT, dict[str, Any]]:
         updated, metrics = update(agent, batch, rng)
         fine = jnp.abs(metrics["loss"]) <= loss_limit
+        moves = jnp.asarray(metrics.get("actor/moves", 1.0)) > 0
         for name in _watched(metrics):
-            fine &= jnp.isfinite(metrics[name])
+            # A policy that did not move has no gradient.
+            fine &= jnp.isfinite(metrics[name]) | ((name == "grad_norm/policy") & ~moves)
         kept = jax.tree.map(lambda new, old: jnp.where(fine, new, old), updated, agent)
         return kept, {**metrics, "skipped": jnp.where(fine, 0.0, 1.0)}
 

@@ -1,6 +1,7 @@
 """Which checkpoints of a run are kept: the newest, the periodic ones, and the best."""
 
 import contextlib
+import itertools
 import json
 import shutil
 from pathlib import Path
@@ -41,7 +42,9 @@ def make_room(run: RunDirectory, config: CheckpointConfig, step: int) -> None:
     states, policies = saved_steps(run.states), saved_steps(run.policies)
     kept = set([saved for saved in states if saved <= step][-config.max_to_keep :])
     if period := config.keep_period:
-        kept |= {saved for saved in (*states, *policies) if saved <= step and saved % period == 0}
+        # The first of each period: where several updates are made at a time, steps do not meet its multiples.
+        every = sorted({0, *(saved for saved in (*states, *policies) if saved <= step)})
+        kept |= {saved for before, saved in itertools.pairwise(every) if saved // period > before // period}
     # The state before its policy, so that none is ever without.
     for saved in states:
         if saved not in kept:

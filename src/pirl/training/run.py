@@ -21,12 +21,14 @@ from pirl.files import write_file, writing
 LOCK_FILE = "lock"
 # Says that what is in the directory is being deleted, so that a process that died on the way is known by it.
 OVERWRITING_FILE = "overwriting"
-# Dotted names, with all that is below them, that may be another when a run is resumed. None of them changes what an
-# update computes: how long the run goes on, where it computes, what is watched, kept and written, and when it gives up.
+# Dotted names, with all that is below them, that may be another when a run is resumed. None of them changes what a sound
+# update computes: what it began with, how long it goes on, where it computes, what is watched, kept and written, and when
+# it gives up.
 FREE_ON_RESUME = (
     "name",
-    "exp_name",
     "runs_dir",
+    "checkpoint",
+    "from_scratch",
     "steps",
     "online.env_steps",
     "fsdp_devices",
@@ -155,6 +157,13 @@ class RunDirectory:
         with writing("the run's metadata", self.path, _ADVICE):
             _write_metadata(self.path, self._metadata | facts)
         self._metadata |= facts
+
+    def abandon(self) -> None:
+        """Delete a run that this process has begun, if nothing has come of it, so that its name can be used again."""
+        kept = [self.states, self.bad_batches, self.replay]
+        has_metrics = self.metrics_file.exists() and self.metrics_file.stat().st_size > 0
+        if not self._metadata["resumed"] and not has_metrics and not any(place.exists() for place in kept):
+            shutil.rmtree(self.path, ignore_errors=True)
 
     def close(self) -> None:
         """Let others use the run."""

@@ -1,5 +1,7 @@
 """From a configuration to the things a run is made of: data, statistics, policy, learner."""
 
+import hashlib
+import warnings
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -29,7 +31,8 @@ from pirl.data import (
     open_dataset,
     read_outcomes,
 )
-from pirl.envs.planner import find_policy
+from pirl.envs.planner import check_policy, find_policy
+from pirl.envs.pools import EnvPool
 from pirl.errors import ConfigError, did_you_mean
 from pirl.interop import NormStats, load_policy, open_checkpoint
 from pirl.models import Pi0, Tokenizer, abstract_model, create_model
@@ -117,6 +120,17 @@ def set_up(config: RLTrainConfig, *, progress: bool = True) -> Setup:
     )
 
 
+def data_identity(setup: Setup) -> dict[str, Any] | None:
+    """What tells a dataset, as it is used, from any other: for a run that goes on with it."""
+    data = setup.trajectories
+    if data is None:
+        return None
+    digest = hashlib.blake2b(digest_size=16)
+    for array in (data.states, data.actions, data.rewards, data.terminals, data.ends, data.success):
+        digest.update(np.ascontiguousarray(array).tobytes())
+    return {"episodes": len(data.ends), "frames": len(data.rewards), "content": digest.hexdigest()}
+
+
 def hold_out(
     weights: Float64[np.ndarray, " rows"], dataset: Dataset, fraction: float, seed: int
 ) -> tuple[Float64[np.ndarray, " rows"], Float64[np.ndarray, " rows"]]:
@@ -133,17 +147,28 @@ def hold_out(
     return np.where(rows, 0.0, weights), np.where(rows, weights, 0.0)
 
 
+def check_env(setup: Setup, pool: EnvPool) -> None:
+    """Raise if robot, policy and statistics do not fit the environment they are to act in."""
+    (statistics,) = setup.norm_stats.values()
+    check_policy(setup.policy_io.robot, setup.config.model, statistics, pool.description)
+
+
 def create_agent(setup: Setup) -> Agent:
     """The learner at its beginning, made where it will stay: no device ever holds more than its part."""
-    config = setup.config
-    policy = _load(config, ParameterSharding(setup.mesh))
+    config, key = setup.config, jax.random.key(setup.config.seed)
+    # Told where to lie also on a single device, as a restored one is: else a resumed run would compile everything anew.
+    one = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    places: dict[str, Any] = {"out_shardings": one if setup.mesh.size == 1 else agent_sharding(setup)}
     create = partial(_create, config, setup.action_dim)
-    key = jax.random.key(config.seed)
-    if setup.mesh.size == 1:
-        agent: Agent = jax.jit(create)(policy, key)
-        return agent
-    placed: Agent = jax.jit(create, out_shardings=agent_sharding(setup))(policy, key)
-    return placed
+    if config.checkpoint is None:
+        fresh: Agent = jax.jit(lambda key: create(create_model(config.model, key), key), **places)(key)
+        return fresh
+    policy = _load(config, ParameterSharding(setup.mesh))
+    with warnings.catch_warnings():
+        # What is frozen changes its dtype, so its memory cannot be taken over.
+        warnings.filterwarnings("ignore", message="Some donated buffers were not usable")
+        agent: Agent = jax.jit(create, donate_argnums=0, **places)(policy, key)
+    return agent
 
 
 def agent_shapes(setup: Setup) -> Agent:
@@ -175,8 +200,7 @@ def _create(config: RLTrainConfig, action_dim: int, policy: Pi0, rng: jax.Array)
 
 def _load(config: RLTrainConfig, sharding: ParameterSharding) -> Pi0:
     """The policy to begin with, in float32: what learns has to be."""
-    if config.checkpoint is None:
-        return create_model(config.model, jax.random.key(config.seed))
+    assert config.checkpoint is not None
     path = find_policy(Path(config.checkpoint).expanduser())
     return load_policy(
         path, config.model, param_dtype="float32", sharding=sharding, fresh_lora=jax.random.key(config.seed)

@@ -16,6 +16,7 @@ from pirl.envs.evaluation import evaluate
 from pirl.envs.pools import EnvPool, default_size, open_pool
 from pirl.envs.rollouts import make_starts
 from pirl.envs.video import write_films
+from pirl.errors import DataError, UserError
 from pirl.files import write_file
 from pirl.training.acting import agent_planner, evaluated_planner
 from pirl.training.checkpoints import Checkpoints
@@ -25,7 +26,7 @@ from pirl.training.health import EarlyStopping, Health, StopSignal
 from pirl.training.metrics import MetricsLog
 from pirl.training.online import Practice
 from pirl.training.run import RunDirectory
-from pirl.training.setup import Setup, agent_shapes, create_agent, set_up
+from pirl.training.setup import Setup, agent_shapes, check_env, create_agent, data_identity, set_up
 from pirl.training.updates import compile_updates
 from pirl.training.writers import Number, check_trackers
 
@@ -45,10 +46,14 @@ def train(
     with RunDirectory.open(
         directory, plain, resume=resume, overwrite=overwrite, config_text=format_config(config)
     ) as run:
-        setup = set_up(config)
-        display = Display(_total_steps(config), exp_name, every=config.logging.every, log=run.log_file)
-        with display, Trainer(setup, run, display) as trainer:
-            return trainer.run()
+        try:
+            setup = set_up(config)
+            display = Display(_total_steps(config), exp_name, every=config.logging.every, log=run.log_file)
+            with display, Trainer(setup, run, display) as trainer:
+                return trainer.run()
+        except UserError:
+            run.abandon()
+            raise
 
 
 class Trainer:
@@ -59,6 +64,7 @@ class Trainer:
         config = self._config
         self._stopwatch = Stopwatch()
         self._compiled: set[str] = set()
+        self._data_identity = data_identity(setup)
         self._measured: dict[str, Number] = {}
         self._step = self._first_step = 0
         saved = None
@@ -75,6 +81,7 @@ class Trainer:
                     self._agent = create_agent(setup)
             else:
                 self._agent, saved, self._step = self._checkpoints.restore(agent_shapes(setup))
+                self._refuse_other_data(saved["data"])
                 self._health.restore(saved["health"])
                 self._stopping.restore(saved["stopping"])
                 if self._practice is not None and saved["practice"] is not None:
@@ -98,9 +105,9 @@ class Trainer:
     def run(self) -> int:
         """Until everything is learned, nothing improves any more, or somebody says stop."""
         self._say_hello()
-        stop_early = self._was_stopped()
+        self._stop_early = self._was_stopped()
         with StopSignal(self._display.note) as signal:
-            while not (self._is_over() or stop_early or signal.requested):
+            while not (self._is_over() or self._stop_early or signal.requested):
                 if not self._is_offline() and not self._practise():
                     continue
                 batch, count = self._next_batch()
@@ -113,12 +120,12 @@ class Trainer:
                 if self._due(before, self._config.logging.every):
                     self._write_log()
                 if self._due(before, self._config.validation_every):
-                    stop_early |= self._measure(self._validation())
+                    self._stop_early |= self._measure(self._validation())
                 if self._due(before, self._config.evaluation.every):
-                    stop_early |= self._measure(self._evaluation())
-                if self._due(before, self._config.checkpoints.every) and not (self._is_over() or stop_early):
+                    self._stop_early |= self._measure(self._evaluation())
+                if self._due(before, self._config.checkpoints.every) and not (self._is_over() or self._stop_early):
                     self._save()
-            self._finish(stop_early, signal)
+            self._finish(signal)
         return signal.exit_code
 
     def _is_offline(self) -> bool:
@@ -180,7 +187,7 @@ class Trainer:
         if not self._practice.owes_updates:
             with self._display.phase("practising"), self._stopwatch("rollout"), self._compiling("acting"):
                 told = self._practice.collect(agent_planner(self._agent, self._setup.policy_io, self._pool))
-            self._measured |= self._log.write(self._step, told)
+            self._stop_early |= self._measure(told)
         return self._practice.owes_updates
 
     def _write_log(self) -> None:
@@ -190,7 +197,7 @@ class Trainer:
         self._log.write_timing(self._step, timing)
         self._display.update(self._step, {**values, **self._measured}, timing)
 
-    def _finish(self, stop_early: bool, signal: StopSignal) -> None:
+    def _finish(self, signal: StopSignal) -> None:
         self._health.finish()
         unsaved = self._step > self._saved_step or self._checkpoints.latest() is None
         if self._step > self._logged_step and not signal.requested:
@@ -204,7 +211,7 @@ class Trainer:
         self._checkpoints.wait()
         if signal.requested:
             self._display.say(f"stopped at step {self._step}; --resume goes on from here.")
-        elif stop_early:
+        elif self._stop_early:
             self._display.say(
                 f"stopped at step {self._step}: {self._config.stopping.metric} has not improved for "
                 f"{self._config.stopping.patience} measurements (--stopping.patience)."
@@ -269,12 +276,15 @@ class Trainer:
 
     def _save(self) -> None:
         with self._display.phase("saving"), self._stopwatch("checkpoint"):
+            # First: the replay buffer may let go of what only the state before the last one needs.
+            self._checkpoints.wait()
             host: dict[str, Any] = {
                 "log": self._log.position(),
                 "health": self._health.state(),
                 "stopping": self._stopping.state(),
                 "practice": None if self._practice is None else self._practice.state(),
                 "sampler": self._sampler_state if self._loader is None else self._loader.state(),
+                "data": self._data_identity,
                 "logged_step": self._logged_step,
                 "evaluated_step": self._evaluated_step,
             }
@@ -294,7 +304,19 @@ class Trainer:
         if config.env is None or not (config.evaluation.every or config.online.env_steps):
             return None
         size = config.evaluation.envs or default_size(config.env)
-        return self._open.enter_context(open_pool(config.env, size, timeout=config.evaluation.timeout))
+        pool = self._open.enter_context(open_pool(config.env, size, timeout=config.evaluation.timeout))
+        check_env(self._setup, pool)
+        return pool
+
+    def _refuse_other_data(self, before: dict[str, Any] | None) -> None:
+        now = self._data_identity
+        if before is not None and now is not None and now != before:
+            raise DataError(
+                f"{self._config.data.repo_id} is not the dataset that this run began with: it had {before['episodes']} "
+                f"episodes ({before['frames']} frames) then, and has {now['episodes']} ({now['frames']}) now, or other "
+                "values, rewards or labels. Put it back, or begin another run (--exp-name) from the policy of this one "
+                "(--checkpoint)."
+            )
 
     def _prepare_practice(self) -> Practice | None:
         config, setup = self._config, self._setup

@@ -2,6 +2,7 @@
 
 import inspect
 import itertools
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
@@ -51,7 +52,8 @@ def _presets() -> dict[str, Preset]:
             config = make(pi05)
             config = with_lora(config) if lora else config
             config = with_bc(config) if cloned else config
-            presets[config.name] = _describe(config, make)
+            preset = _describe(config, make)
+            presets[config.name] = _as_baseline(preset) if cloned else preset
     return presets
 
 
@@ -60,6 +62,15 @@ def _describe(config: RLTrainConfig, make: Callable[..., RLTrainConfig]) -> Pres
     if config.model.pi05:
         about = about.replace("checkpoints/pi0_", "checkpoints/pi05_")
     return Preset(config, about.splitlines()[0], about)
+
+
+def _as_baseline(preset: Preset) -> Preset:
+    """What there is to say of a baseline is that it is one."""
+    summary = f"Behaviour cloning, as OpenPI trains: the baseline of {preset.config.name.removesuffix('_bc')}."
+    about = re.sub(
+        "^Should reach: .*$", "Should reach: what OpenPI's own training does.", preset.about, flags=re.MULTILINE
+    )
+    return Preset(preset.config, summary, "\n".join([summary, *about.splitlines()[1:]]))
 
 
 def with_lora(config: RLTrainConfig) -> RLTrainConfig:
