@@ -192,3 +192,23 @@ def test_help_without_a_preset_says_how_to_get_more(call):
     assert code == 0
     assert "pirl train PRESET --help" in out
     assert "--dry-run" in out
+
+
+def test_a_run_knows_by_itself_what_to_go_on_with(call, trained, data, tmp_path):
+    begun = override_config(get_config("debug"), {"data.repo_id": data, "steps": 77})
+    (tmp_path / "elsewhere" / "x").mkdir(parents=True)
+    (tmp_path / "elsewhere" / "x" / "config.yaml").write_text(format_config(begun))
+    assert call("train", "--exp-name", "x", "--runs-dir", "elsewhere", "--resume") == (0, "", "")
+    ((config, rest),) = trained
+    assert config == override_config(begun, {"runs_dir": "elsewhere"})
+    assert rest["resume"]
+    code, _, err = call("train", "--exp-name", "y", "--resume")
+    assert code == 2
+    assert "Name a preset" in err
+
+
+@pytest.mark.parametrize("name", ["fold[1]", "a*", "what?"])
+def test_names_that_checkpoints_cannot_have_are_refused_at_once(call, data, name):
+    code, _, err = call("train", "debug", "--exp-name", name, "--data.repo-id", data)
+    assert code == 2
+    assert "checkpoints cannot be written under a name with" in err

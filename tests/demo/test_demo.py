@@ -274,7 +274,7 @@ def test_a_demo_goes_on_only_as_it_was_begun(tmp_path):
     with open_directory(config, overwrite=False):
         pass
     other = replace(config, demonstrations=7)
-    with pytest.raises(DataError, match="demonstrations: 1000 there, 7 now"), open_directory(other, overwrite=False):
+    with pytest.raises(DataError, match="demonstrations: 500 there, 7 now"), open_directory(other, overwrite=False):
         pass
     (config.out / "data").mkdir()
     (config.out / "mine.txt").touch()

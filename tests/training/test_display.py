@@ -128,6 +128,8 @@ def test_the_stopwatch_says_where_the_time_of_each_lap_went() -> None:
 
 
 PROGRAM = """
+import signal
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell in the background would have it ignored
 import logging, sys, time
 from pathlib import Path
 from pirl.training.display import Display

@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -22,6 +23,7 @@ from pirl.errors import CheckpointError
 from pirl.interop import NormStats, load_policy, open_checkpoint
 from pirl.models import Pi0, get_parameters
 from pirl.training.checkpoints import Checkpoints
+from pirl.training.retention import make_room
 from pirl.training.run import RunDirectory, saved_steps
 from pirl.training.sharding import make_mesh
 
@@ -470,3 +472,13 @@ def test_a_process_killed_before_any_rename_leaves_whole_checkpoints(tmp_path):
     assert len(killed) >= 5, "the policy, the state, best.json, and two that made room"
     assert first == 0
     assert through == last == (0, 0)
+
+
+@pytest.mark.usefixtures("unchecked_signatures")
+def test_the_first_checkpoint_of_each_period_is_kept_though_steps_miss_its_multiples(tmp_path):
+    run = SimpleNamespace(states=tmp_path / "state", policies=tmp_path / "policy", best_file=tmp_path / "best.json")
+    for step in (500, 1000, 1500, 2004, 2500, 3004, 3500, 4004):
+        for place in (run.states, run.policies):
+            (place / str(step)).mkdir(parents=True)
+        make_room(run, CheckpointConfig(max_to_keep=2, keep_period=1500), step)
+    assert saved_steps(run.states) == saved_steps(run.policies) == [1500, 3004, 3500, 4004]

@@ -10,8 +10,9 @@ from training_runs import assert_same_run, read_metrics, read_state, values_of
 
 from pirl.data import ChunkSampler
 from pirl.envs.planner import find_policy
-from pirl.errors import ConfigError, EnvError, TrainingError, UserError
+from pirl.errors import ConfigError, DataError, EnvError, TrainingError, UserError
 from pirl.interop import open_checkpoint
+from pirl.training.setup import data_identity, set_up
 from pirl.training.trainer import train
 
 pytestmark = pytest.mark.usefixtures("toy")
@@ -197,3 +198,28 @@ def test_another_learner_is_refused_before_anything_is_touched(configure, tmp_pa
     train(config, exp_name="run")
     with pytest.raises(UserError, match="model.action_horizon"):
         train(configure(**PLAIN, steps=3, model__action_horizon=8), exp_name="run", resume=True)
+
+
+def test_a_run_that_could_not_begin_leaves_its_name_free(configure, tmp_path):
+    for change in ({"data__outcomes__success_column": "nothing_of_the_kind"}, {"env__observation": "pixels"}):
+        with pytest.raises(UserError):
+            train(configure(**change), exp_name="run")
+        assert not (tmp_path / "run").exists(), change
+
+
+def test_a_run_does_not_go_on_with_another_dataset(configure, tmp_path, monkeypatch):
+    train(configure(steps=4, checkpoints__every=2, **PLAIN), exp_name="run")
+    other = {"episodes": 20, "frames": 1, "content": "another"}
+    monkeypatch.setattr("pirl.training.trainer.data_identity", lambda setup: other)
+    with pytest.raises(DataError, match="not the dataset that this run began with: it had 20 episodes"):
+        train(configure(steps=6, checkpoints__every=2, **PLAIN), exp_name="run", resume=True)
+    assert read_state(tmp_path / "run", 4), "and nothing is lost"
+
+
+def test_the_identity_of_data_follows_its_values(configure):
+    setup = set_up(configure())
+    assert data_identity(setup) == data_identity(set_up(configure()))
+    actions = setup.trajectories.actions.copy()
+    actions[7, 0] += 1e-6
+    changed = dataclasses.replace(setup.trajectories, actions=actions)
+    assert data_identity(dataclasses.replace(setup, trajectories=changed)) != data_identity(setup)

@@ -186,13 +186,13 @@ class Encoded:
 class ACRLPDAgent:
     """Policy and critics on their way."""
 
-    step: Int[Array, ""]
+    step: Any  # int32; where the tree holds shapes or layouts in the place of arrays, one of these
     learned: LearnedPolicy
     critic: CriticParameters
     target_critic: CriticParameters
     average_critic: CriticParameters
     critic_moments: Any
-    log_beta: Float[Array, ""]
+    log_beta: Any
     log_beta_moments: Any
     config: ACRLPDConfig = field(metadata={"static": True})
     real_action_dim: int = field(metadata={"static": True})

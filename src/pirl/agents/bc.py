@@ -1,11 +1,11 @@
 """Behaviour cloning: plain flow matching on the data, as OpenPI trains; the baseline of every table."""
 
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Float, Int, Key, PRNGKeyArray
+from jaxtyping import Float, Key, PRNGKeyArray
 
 from pirl.agents.base import Metrics, draw_noise
 from pirl.agents.learning import FlowDraw, LearnedPolicy, Parameters, accumulate_gradients, draw_flow
@@ -51,7 +51,7 @@ class BCConfig:
 class BCAgent:
     """The policy being cloned."""
 
-    step: Int[Array, ""]
+    step: Any  # int32; where the tree holds shapes or layouts in the place of arrays, one of these
     learned: LearnedPolicy
     config: BCConfig = field(metadata={"static": True})
     real_action_dim: int = field(metadata={"static": True})
