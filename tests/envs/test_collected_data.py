@@ -67,6 +67,7 @@ def gradient_norm(config: Pi0Config, batch: ChunkBatch) -> float:
     return float(np.sqrt(sum(float(jnp.sum(jnp.square(leaf))) for leaf in jax.tree.leaves(gradients))))
 
 
+@pytest.mark.slow  # the trainer is tested on collected data all the time
 def test_a_dataset_collected_in_tabletop_trains_a_batch(tmp_path):
     env, config = EnvConfig("tabletop"), get_model_config("tiny")
     outcomes = collected(env, tmp_path / "data", 8)
