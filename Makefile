@@ -39,7 +39,7 @@ setup-rendering:
 		$$as_root apt-get update --quiet && $$as_root apt-get install --quiet --yes $(GL); \
 	} || echo "To render without a screen, please install what your system calls: $(GL)" >&2
 
-demo: $(READY)  ## collect data, train BC, train RL, compare: a quarter of an hour on two cores
+demo: $(READY)  ## collect data, train BC, train RL, compare: about ten minutes on two cores
 	$(BIN)/pirl demo
 
 test: $(READY)  ## all tests but the slow ones
