@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 INSTALL := PIP_CONSTRAINT=constraints.txt PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/pip install --quiet
 
-.PHONY: help setup setup-aloha setup-metaworld setup-libero setup-rendering demo test test-slow test-sims lint format
+.PHONY: help setup setup-aloha setup-metaworld setup-libero setup-rendering demo demo-ript test test-slow test-sims lint format
 .PHONY: bench bench-loader bench-step bench-gate bench-full-size pictures constraints clean
 
 help:  ## list the targets
@@ -41,6 +41,9 @@ setup-rendering:
 
 demo: $(READY)  ## collect data, train BC, train RL, compare: about ten minutes on two cores
 	$(BIN)/pirl demo
+
+demo-ript: $(READY)  ## the same for RIPT: a weak policy practises in the simulator
+	$(BIN)/pirl demo ript
 
 test: $(READY)  ## all tests but the slow ones
 	$(BIN)/pytest

@@ -1,14 +1,26 @@
 """Settings for the whole suite, made before JAX starts."""
 
+import atexit
 import os
+import shutil
+import tempfile
 from collections.abc import Iterator
 
 import pytest
 
-# The suite compiles far more than it computes: leave LLVM's optimiser out, which takes most of that time. Eight devices
-# in one process let sharding be tested anywhere.
-os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0 --xla_force_host_platform_device_count=8")
+# The suite compiles far more than it computes: leave out LLVM's optimiser and the newer, slower way to emit fused loops,
+# which take most of that time. Eight devices in one process let sharding be tested anywhere.
+os.environ.setdefault(
+    "XLA_FLAGS",
+    "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1 "
+    "--xla_force_host_platform_device_count=8",
+)
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
+# What one worker, or a process that a test starts, has compiled the others read. Workers find the variable set.
+if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = tempfile.mkdtemp(prefix="pirl-compiled-")
+    os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.1")
+    atexit.register(shutil.rmtree, os.environ["JAX_COMPILATION_CACHE_DIR"], ignore_errors=True)
 
 
 @pytest.fixture

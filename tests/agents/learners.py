@@ -144,6 +144,17 @@ def update(agent: Any, batch: ChunkBatch, rng: Any) -> Any:
     return agent.update(batch, rng)
 
 
+def flow_errors(agent: Any, batch: ChunkBatch, rng: jax.Array, dimensions: int) -> np.ndarray:
+    """The linear policy's squared errors [b, steps], with noise and times from OpenPI's three keys."""
+    _, noise_key, time_key = jax.random.split(rng, 3)
+    noise = np.asarray(jax.random.normal(noise_key, batch.actions.shape), np.float64)
+    t = np.asarray(jax.random.uniform(time_key, (len(noise),)), np.float64)[:, None, None]
+    eye, plan, mix = (np.asarray(agent.learned.trainable[name], np.float64) for name in ("eye", "plan", "mix"))
+    x_t = t * noise + (1 - t) * batch.actions
+    seen = (batch.observations.state @ eye @ plan).reshape(noise.shape)
+    return np.square(x_t @ mix + seen * (1 + t) - (noise - batch.actions))[..., :dimensions].mean(axis=-1)
+
+
 def critic_values(critic: Any, features: Any, state: Any, chunks: Any) -> np.ndarray:
     """What K critics think of chunks [b, n, h, d], in float64 and one row after the other."""
     critic = jax.tree.map(lambda x: np.asarray(x, np.float64), critic)

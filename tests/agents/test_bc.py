@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from learners import KEY, REAL, cloner, linear_policies, make_batch, update
+from learners import KEY, REAL, cloner, flow_errors, linear_policies, make_batch, update
 
 from golden import arrays, content, model, needs_golden, observation
 from pirl.agents.bc import BCAgent, BCConfig
@@ -73,17 +73,6 @@ def test_three_updates_equal_openpi():
     for path, leaf in agent.learned.trainable.items():
         close = np.isclose(leaf, recorded[f"step2/params/{path}"], rtol=1e-4, atol=1e-4)
         assert np.sum(~close) <= max(2, leaf.size // 200) or path.endswith("key/bias"), path
-
-
-def flow_errors(agent: BCAgent, batch: ChunkBatch, rng: jax.Array, dimensions: int) -> np.ndarray:
-    """The linear policy's squared errors [b, steps], with noise and times from OpenPI's three keys."""
-    _, noise_key, time_key = jax.random.split(rng, 3)
-    noise = np.asarray(jax.random.normal(noise_key, batch.actions.shape), np.float64)
-    t = np.asarray(jax.random.uniform(time_key, (len(noise),)), np.float64)[:, None, None]
-    eye, plan, mix = (np.asarray(agent.learned.trainable[name], np.float64) for name in ("eye", "plan", "mix"))
-    x_t = t * noise + (1 - t) * batch.actions
-    seen = (batch.observations.state @ eye @ plan).reshape(noise.shape)
-    return np.square(x_t @ mix + seen * (1 + t) - (noise - batch.actions))[..., :dimensions].mean(axis=-1)
 
 
 @pytest.mark.usefixtures("linear")

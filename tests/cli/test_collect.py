@@ -54,6 +54,21 @@ def test_what_is_there_already_is_not_collected_again_but_added_to(call):
     assert {name: files_of(open_dataset("data").root)[name] for name in data} == data
 
 
+def test_steps_can_be_asked_for_instead_of_episodes(call):
+    arguments = ("collect", "--policy", "expert", "--out", "data", "--storage", "image", *FAST)
+    assert call(*arguments, "--env-steps", 70)[0] == 0
+    lengths = [episode["length"] for episode in json.loads(Path("data/meta/pirl_collect.json").read_text())["episodes"]]
+    assert sum(lengths[:-1]) < 70 <= sum(lengths) == open_dataset("data").starts[-1]
+    assert "all 70 environment steps are in data already" in call(*arguments, "--env-steps", 70, "--resume")[1]
+    assert f"{len(lengths)} episodes are there; going on" in call(*arguments, "--env-steps", 200, "--resume")[1]
+    # Whichever is reached first.
+    call(*arguments, "--env-steps", 10_000, "--episodes", 14, "--resume")
+    assert len(open_dataset("data").episode_ids) == 14
+    code, _, err = call("collect", "--policy", "expert", "--out", "other")
+    assert code == 2
+    assert "Give --episodes, or --env-steps" in err
+
+
 def test_a_policy_collects_and_resumes(call, policy):
     arguments = ("collect", "--policy", policy, "--storage", "image", "--num-steps", 2, "--version", "v2.1", *FAST[:6])
     assert call(*arguments, "--episodes", 5, "--out", "whole")[0] == 0

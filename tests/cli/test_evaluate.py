@@ -87,6 +87,8 @@ def test_a_policy_is_compared_with_the_expert_start_by_start(call, policy):
         (["expert", "--env-options", "3"], "pirl eval has no option --env-options"),
         (["expert", "--expert.give-up", "3"], "error: expert.give_up = 3.0 should be between 0 and 1"),
         (["expert", "--episodes", "0"], "--episodes should be at least 1; it is 0"),
+        (["expert", "--guidance", "2"], "--guidance belongs to a checkpoint; the scripted expert needs none"),
+        (["expert", "--guidance", "nan"], "--guidance should be a number of at least 0; it is nan"),
         (["expert", "--envs", "0"], "--envs should be at least 1"),
         (["expert", "--execute-steps", "0"], "--execute-steps should be at least 1"),
         (["expert", "--seed", "-1"], "--seed should be zero or more"),

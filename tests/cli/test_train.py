@@ -178,7 +178,7 @@ def test_help_shows_every_field_with_its_value_in_the_preset(call):
     assert {"--exp-name", "--config-file", "--dry-run", "--debug", "--resume", "--overwrite", "--model.preset"} <= shown
     (line,) = (line for line in out.splitlines() if line.startswith("--steps "))
     assert str(get_config("libero").steps) in line
-    assert "Offline updates." in line
+    assert "Offline updates" in line
     (line,) = (line for line in out.splitlines() if line.startswith("--env.suite "))
     assert "libero_goal" in line
     _, out, _ = call("train", "libero", "--steps", 77, "--agent.learner", "bc", "-h")

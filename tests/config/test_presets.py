@@ -24,7 +24,16 @@ def test_every_robot_has_its_variants_of_model_training_and_learner():
         for lora in ("", "_lora")
         for bc in ("", "_bc")
     }
-    assert set(list_configs()) == names | {"demo", "demo_bc", "debug"}
+    practising = {
+        f"{name}_ript{pi05}{lora}" for name in ("libero", "aloha") for pi05 in ("", "_pi05") for lora in ("", "_lora")
+    }
+    assert set(list_configs()) == names | practising | {"demo", "demo_bc", "demo_ript", "demo_ript_start", "debug"}
+    for name in practising:
+        config = get_config(name)
+        assert config.model.language.has_lora == (config.agent.ema_decay is None) == ("_lora" in name)
+        assert config.model.pi05 == ("_pi05" in name)
+        assert config.goes_by_iterations
+        assert config.practises
     for name in names:
         config = get_config(name)
         assert config.name == name
@@ -57,7 +66,9 @@ def test_every_preset_can_work_as_it_is_and_for_debugging(name, tmp_path):
     check_config(config, device_count=8)
     small = debug_config(config)
     check_config(small, device_count=8)
-    assert (small.steps, small.batch_size) == (10, 8)
+    assert small.batch_size == 8
+    assert small.steps == (0 if config.goes_by_iterations else 10)
+    assert small.rollout.iterations == (2 if config.goes_by_iterations else 0)
     assert (small.model, small.env, small.data) == (config.model, config.env, config.data)
 
 

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from golden import ROOT, arrays, assert_close, content, model_config, needs_golden
 from pirl.data.images import to_uint8_hwc
+from pirl.data.indicators import indicate
 from pirl.data.policy_io import PolicyIO
 from pirl.data.robots import Robot, get_robot
 from pirl.errors import ConfigError, DataError, ObservationError
@@ -234,6 +235,28 @@ def test_a_batch_is_its_samples_one_by_one(model):
         single = io.observation(image, state[row], prompts[row])
         for alone, together in zip(jax.tree.leaves(single), jax.tree.leaves(batch), strict=True):
             np.testing.assert_array_equal(alone, together[row])
+
+
+@pytest.mark.parametrize("model", ["tiny", "tiny_pi05"])
+def test_tokens_alone_are_those_of_an_observation_with_these_prompts(model):
+    config = get_model_config(model)
+    io = PolicyIO(ARM, config, {"state": random_stats(np.random.default_rng(1), 3)}, Tokenizer.for_model(config))
+    images, state, prompts = random_batch(5)
+    others = [indicate(prompt, positive=index % 2 == 0) for index, prompt in enumerate(prompts)]
+    given, expected = io.observation(images, state, prompts), io.observation(images, state, others)
+    changed = given.with_prompt(*io.prompt_tokens(others, state))
+    assert changed.tokenized_prompt.dtype == np.int32
+    for ours, theirs in zip(jax.tree.leaves(changed), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+    assert (changed.tokenized_prompt != given.tokenized_prompt).any(axis=1).all()
+    with pytest.raises(ConfigError, match="takes no prompts"):
+        PolicyIO(dataclasses.replace(ARM, cameras={}), STATE_ONLY, None, None).prompt_tokens(prompts, state)
+
+
+def test_an_indicator_follows_the_task():
+    assert indicate("put it there", True) == "put it there. Advantage: positive"
+    assert indicate(" Put it there. ", False) == "Put it there. Advantage: negative"
+    assert indicate("", True) == "Advantage: positive"
 
 
 @pytest.mark.usefixtures("unchecked_signatures")

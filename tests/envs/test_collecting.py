@@ -88,6 +88,25 @@ def test_a_lost_episode_is_in_the_log_and_not_in_the_dataset(tmp_path):
     assert logged.episodes[3].lost == "the floor gave way"
 
 
+def test_steps_end_with_the_episode_in_which_they_are_reached_however_many_run_at_a_time(tmp_path):
+    lengths = [episode.length for episode in run(tmp_path / "all").episodes]
+    for wanted, episodes in ((sum(lengths[:3]), 3), (sum(lengths[:3]) + 1, 4), (1, 1), (10_000, 8)):
+        for size in (1, 3, 8):
+            root = tmp_path / f"{wanted}_{size}"
+            log = run(root, size=size, env_steps=wanted)
+            assert len(log.episodes) == open_dataset(root).episode_ids.size == episodes
+            assert log.frames == sum(lengths[:episodes])
+            assert log.complete
+            # Nothing is added when it was killed before it could say that it was complete.
+            run(root, size=size, env_steps=wanted, resume=True)
+            assert_same_dataset(root, tmp_path / f"{wanted}_1")
+    # What is lost is no step of the dataset; and more steps add to what is there.
+    log = run(tmp_path / "lost", loses=SEEDS[:1], env_steps=sum(lengths[1:3]))
+    assert [episode.lost is None for episode in log.episodes] == [False, True, True]
+    run(tmp_path / "1_3", env_steps=sum(lengths[:3]), resume=True)
+    assert_same_dataset(tmp_path / "1_3", tmp_path / f"{sum(lengths[:3])}_3")
+
+
 @every_version
 def test_a_run_that_ends_early_goes_on_to_the_same_files(tmp_path, version):
     form = DatasetFormat(version, "video")

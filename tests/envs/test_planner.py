@@ -115,6 +115,29 @@ def test_actions_are_those_of_the_policy_in_the_robots_units(policy: Pi0, planne
     np.testing.assert_allclose(planned, np.asarray(sampled) * 2.0 + 0.5, rtol=1e-4, atol=1e-4)
 
 
+def test_guidance_goes_from_the_plain_prompt_to_the_indicated_one_and_beyond(policy: Pi0) -> None:
+    """With one Euler step, chunks are linear in the flow, and so in the guidance."""
+    io, seen = PolicyIO(ROBOT, MODEL, STATISTICS, Tokenizer.for_model(MODEL)), observations(BATCH)
+
+    def plans(prompt: str, guidance: float) -> np.ndarray:
+        planner = PolicyPlanner(policy, io, batch_size=BATCH, num_steps=1, guidance=guidance)
+        return planner.plan(seen, [prompt] * BATCH, list(range(BATCH)), [0] * BATCH)
+
+    plain, asked = plans("go", 0.0), plans("go. Advantage: positive", 0.0)
+    assert np.abs(asked - plain).max() > 1e-3
+    np.testing.assert_array_equal(plans("go", 1.0), asked)
+    np.testing.assert_allclose(plans("go", 3.0), plain + 3 * (asked - plain), rtol=1e-4, atol=1e-4)
+
+
+def test_only_a_model_with_a_prompt_can_be_guided_and_only_forwards(policy: Pi0, planner: PolicyPlanner) -> None:
+    for wrong in (-1.0, np.nan, np.inf):
+        with pytest.raises(ConfigError, match="guidance = .* should be a number of at least 0"):
+            PolicyPlanner(policy, planner.policy_io, batch_size=BATCH, guidance=wrong)
+    blind = PolicyIO(ROBOT, dataclasses.replace(MODEL, max_token_len=0), STATISTICS, None)
+    with pytest.raises(ConfigError, match="speaks through the prompt"):
+        PolicyPlanner(policy, blind, batch_size=BATCH, guidance=1.0)
+
+
 # --- loading ---------------------------------------------------------------------------------------------------------
 
 
@@ -141,6 +164,14 @@ def load(path: Path, description: EnvDescription = DESCRIPTION, **options: Any) 
 
 def test_a_loaded_planner_plans_as_the_policy_that_was_saved(checkpoint: Path, planner: PolicyPlanner) -> None:
     np.testing.assert_array_equal(plan(load(checkpoint), [0, 1, 2]), plan(planner, [0, 1, 2]))
+
+
+def test_a_checkpoint_says_how_it_is_guided_unless_told_otherwise(checkpoint: Path, tmp_path: Path) -> None:
+    assert load(checkpoint).guidance == 0
+    path = with_statistics(checkpoint, tmp_path / "guided", {"arm": STATISTICS})
+    described = json.loads((path / "pirl.json").read_text()) | {"guidance": 2.5}
+    (path / "pirl.json").write_text(json.dumps(described))
+    assert (load(path).guidance, load(path, guidance=0.0).guidance) == (2.5, 0)
 
 
 def test_a_run_means_its_newest_policy(tmp_path: Path) -> None:

@@ -26,10 +26,11 @@ def test_a_merged_policy_samples_the_same(config: Pi0Config):
     merged = merge_lora(params, config)
     assert set(merged) == set(expected_parameters(config.without_lora()))
 
+    observation = random_observation(config)
+    run = jax.jit(lambda model: model.sample(model.encode(observation), num_steps=3, noise=noise))
+
     def sample(config: Pi0Config, params) -> np.ndarray:
-        model = set_parameters(abstract_model(config), params)
-        run = jax.jit(lambda model: model.sample(model.encode(random_observation(config)), num_steps=3, noise=noise))
-        return np.asarray(run(model))
+        return np.asarray(run(set_parameters(abstract_model(config), params)))
 
     adapted = sample(config, params)
     np.testing.assert_allclose(sample(config.without_lora(), merged), adapted, rtol=1e-4, atol=2e-5)

@@ -141,6 +141,29 @@ def test_sampling_n_chunks_equals_n_separate_samples(variant):
         np.testing.assert_allclose(together[:, i], sample(policy, noise[:, i : i + 1])[:, 0], rtol=1e-5, atol=2e-6)
 
 
+def test_guidance_combines_the_flows_of_two_prompts():
+    """One Euler step from time 1 to 0 is the noise minus the flow; 0 is the one prompt alone, 1 the other."""
+    config = VARIANTS["no_camera"]
+    model, plain = random_model(config), random_observation(config)
+    other = plain.with_prompt(random_observation(config, seed=1).tokenized_prompt, plain.tokenized_prompt_mask)
+    noise = random_actions(config, 2, 1)
+
+    @jax.jit
+    def sample(model: Any, plain: Observation, other: Observation) -> Any:
+        prefix, guide = model.encode(plain), model.encode(other)
+        flows = [model.velocity(one, noise, jnp.ones(2)) for one in (prefix, guide)]
+        one_step = {w: model.sample(prefix, num_steps=1, noise=noise, guide=guide, guidance=w) for w in (0.0, 1.0, 2.5)}
+        alone = model.sample(prefix, num_steps=1, noise=noise)
+        return flows, one_step, alone
+
+    (plain_flow, other_flow), one_step, alone = sample(model, plain, other)
+    assert np.abs(other_flow - plain_flow).max() > 1e-2
+    for weight, chunks in one_step.items():
+        expected = noise - ((1 - weight) * plain_flow + weight * other_flow)
+        np.testing.assert_allclose(chunks, expected, rtol=1e-5, atol=1e-5)
+    np.testing.assert_array_equal(one_step[0.0], alone)
+
+
 @pytest.mark.usefixtures("unchecked_signatures")
 def test_the_prefix_is_never_tiled():
     """No array in the compiled sampler has the size of n copies of the cache, and the prefix is not run n times."""

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from training_runs import once, pirl_command
+from training_runs import RIPT_TOY, once, pirl_command
 
 
 @pytest.fixture(scope="session")
@@ -59,6 +59,49 @@ def configure(data, tmp_path, monkeypatch):
         given = {name.replace("__", "."): value for name, value in changes.items()}
         config = override_config(get_config("debug"), {**places, **given})
         check_config(config, device_count=8)
+        return config
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def start_policy(shared_directory) -> Path:
+    """A checkpoint to begin with, whose statistics change nothing."""
+    import jax.numpy as jnp
+    import numpy as np
+    from fair_env import ROBOT
+
+    from pirl.config import get_config
+    from pirl.interop import NormStats, save_checkpoint
+    from pirl.models import abstract_model, get_parameters
+
+    def make(out: Path) -> None:
+        model = get_config("demo_ript").model
+        parameters = {
+            path: jnp.zeros(leaf.shape, leaf.dtype) for path, leaf in get_parameters(abstract_model(model)).items()
+        }
+        plain = {
+            name: NormStats(np.zeros(size), np.ones(size), -np.ones(size), np.ones(size))
+            for name, size in (("state", 8), ("actions", 3))
+        }
+        save_checkpoint(out, parameters, model, norm_stats={ROBOT.name: plain})
+
+    return once(shared_directory / "start_policy", make)
+
+
+@pytest.fixture
+def practise(start_policy, tmp_path, monkeypatch, toy, one_device):
+    """RIPT's demo with a toy in an environment of chance: four small iterations, with changes."""
+    from pirl.config import check_config, get_config, override_config
+
+    monkeypatch.setenv("PIRL_CACHE", str(start_policy.parent / "cache"))
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
+
+    def make(**changes):
+        places = {"checkpoint": str(start_policy), "runs_dir": str(tmp_path)}
+        given = {name.replace("__", "."): value for name, value in changes.items()}
+        config = override_config(get_config("demo_ript"), {**RIPT_TOY, **places, **given})
+        check_config(config, device_count=1)
         return config
 
     return make

@@ -13,7 +13,7 @@ from pirl.data.lerobot.dataset import open_dataset
 from pirl.data.outcomes import OutcomeConfig, read_outcomes
 from pirl.envs.rollouts import make_starts
 from pirl.models import get_model_config
-from pirl.training.online import Practice
+from pirl.training.online import OnlinePractice
 from pirl.training.setup import set_up
 
 MODEL = dataclasses.replace(get_model_config("tiny_state"), action_dim=8, action_horizon=4, max_token_len=0)
@@ -22,8 +22,9 @@ SHAPE = ChunkShape(4, 4)
 
 
 @pytest.fixture
-def practise(tmp_path):
-    """Practice in the corridor, which some seeds do not survive."""
+def practise(tmp_path, monkeypatch, unchecked_signatures):
+    """Practice in the corridor, which some seeds do not survive. Walkers stand for learners, and plan themselves."""
+    monkeypatch.setattr("pirl.training.online.practice_planner", lambda agent, policy_io, pool: agent)
 
     def make(loses=(), directory="replay", reward="sparse", **changes):
         online = dataclasses.replace(OnlineConfig(env_steps=50, episodes_per_round=4), **changes)
@@ -32,7 +33,9 @@ def practise(tmp_path):
         sampler = ChunkSampler([replay], batch_size=4, shape=SHAPE)
         pool = CorridorPool(2, loses)
         return (
-            Practice(online, OutcomeConfig(reward=reward), pool, replay, sampler, robot=BLIND, execute_steps=4),
+            OnlinePractice(
+                online, OutcomeConfig(reward=reward), pool, replay, sampler, policy_io=policy_io, execute_steps=4
+            ),
             replay,
             pool,
         )
@@ -48,7 +51,7 @@ def test_a_lost_episode_is_counted_and_not_learned_from(practise):
     _, _, pool = practise(directory="unused")
     lost = seeds(pool, 4)[1:3]
     practice, replay, _ = practise(loses=lost)
-    told = practice.collect(Walker())
+    told = practice.collect(Walker()).metrics
     assert (told["online/lost"], told["online/episodes"], replay.num_episodes) == (2, 2, 2)
     assert told["online/env_steps"] == len(replay)
     assert told["online/success"] == 1.0, "of those that came to an end"
@@ -58,11 +61,11 @@ def test_every_round_begins_elsewhere_and_a_resumed_one_where_it_would_have(prac
     practice, replay, _ = practise()
     practice.collect(Walker())
     saved = practice.state()
-    first, one = replay.num_episodes, practice.collect(Walker())
+    first, one = replay.num_episodes, practice.collect(Walker()).metrics
     states = replay.cut(0, 50, SHAPE).observations.state
     practice.restore(saved)
     assert replay.num_episodes == first
-    assert practice.collect(Walker()) == one
+    assert practice.collect(Walker()).metrics == one
     np.testing.assert_array_equal(replay.cut(0, 50, SHAPE).observations.state, states)
     assert one["online/episodes"] == 8
 
@@ -76,7 +79,7 @@ def test_updates_are_owed_in_proportion_to_steps(practise, ratio, scan):
         if practice.owes_updates:
             made += len(practice.batches())
         else:
-            told = practice.collect(Walker())
+            told = practice.collect(Walker()).metrics
     steps = told["online/env_steps"]
     assert steps >= 50
     assert made == practice.updates == int(steps * ratio) // scan * scan
@@ -87,7 +90,7 @@ def test_rewards_are_shaped_as_those_of_the_dataset(practise, reward):
     practice, replay, pool = practise(reward=reward)
     stands = seeds(pool, 4)[0]
     practice.collect(Walker(stands=[stands]))
-    trajectories = replay._all()
+    trajectories = replay.trajectories
     for number, (start, end) in enumerate(zip(trajectories.starts, trajectories.ends, strict=True)):
         success = bool(trajectories.success[number])
         expected = np.zeros(end - start)

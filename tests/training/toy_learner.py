@@ -7,7 +7,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import toy_ript
 
+from pirl.agents.ript import RIPTConfig
 from pirl.models import Pi0, abstract_model, get_parameters, set_parameters
 from pirl.models.config import Pi0Config
 from pirl.training import setup
@@ -49,8 +51,10 @@ class ToyAgent:
         return {"policy": self.weight.size, "policy_trainable": self.weight.size}
 
 
-def create(config: Any, action_dim: int, policy: Pi0, rng: Any) -> ToyAgent:
+def create(config: Any, action_dim: int, policy: Pi0, rng: Any) -> Any:
     model = config.model
+    if isinstance(config.agent, RIPTConfig):
+        return toy_ript.create(config, action_dim, policy)
     return ToyAgent(jnp.zeros((), jnp.int32), jnp.zeros(model.action_dim), get_parameters(policy), model)
 
 

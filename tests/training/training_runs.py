@@ -9,6 +9,27 @@ from pathlib import Path
 
 import numpy as np
 
+# RIPT's demo where everything is small and chance decides: what has to be said of it, as fields.
+RIPT_TOY = {
+    "env.id": "fair_env:test/Fair-v0",
+    "model.action_horizon": 4,
+    "agent.num_epochs": 2,
+    "rollout.iterations": 4,
+    "rollout.groups": 2,
+    "rollout.attempts": 4,
+    "rollout.budget": 8,
+    "rollout.discount": 1.0,
+    "evaluation.every": 0,
+    "evaluation.execute_steps": 2,
+    "evaluation.envs": 4,
+    "checkpoints.every": 1,
+    "checkpoints.max_to_keep": 2,
+    "logging.every": 1,
+    "logging.tensorboard": False,
+    "health.min_success_ratio": 0.0,
+    "batch_size": 8,
+}
+
 
 def once(path: Path, make) -> Path:
     """Make a directory if no other worker has."""

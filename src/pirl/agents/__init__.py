@@ -1,4 +1,4 @@
-"""What is learned: behaviour cloning and ACRLPD, one file each. Each name is loaded when it is used."""
+"""What is learned: behaviour cloning, ACRLPD and RIPT, one file each. Each name is loaded when it is used."""
 
 from typing import TYPE_CHECKING
 
@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from pirl.agents.base import Agent, Metrics
     from pirl.agents.bc import BCAgent, BCConfig
     from pirl.agents.optimisers import OptimiserConfig
+    from pirl.agents.ript import RIPTAgent, RIPTConfig, RolloutBatch
 
 __getattr__, __dir__, __all__ = lazy_names(
     __name__,
@@ -17,5 +18,6 @@ __getattr__, __dir__, __all__ = lazy_names(
         "base": ("Agent", "Metrics"),
         "bc": ("BCAgent", "BCConfig"),
         "optimisers": ("OptimiserConfig",),
+        "ript": ("RIPTAgent", "RIPTConfig", "RolloutBatch"),
     },
 )

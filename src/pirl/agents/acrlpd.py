@@ -16,8 +16,16 @@ import optax
 from jaxtyping import Float, Int, Key, PRNGKeyArray
 
 from pirl.agents.base import Metrics, draw_noise
-from pirl.agents.bc import action_error, policy_counts
-from pirl.agents.learning import FlowDraw, LearnedPolicy, Parameters, accumulate_gradients, draw_flow, move_average
+from pirl.agents.learning import (
+    FlowDraw,
+    LearnedPolicy,
+    Parameters,
+    accumulate_gradients,
+    action_error,
+    draw_flow,
+    move_average,
+    policy_counts,
+)
 from pirl.agents.optimisers import OptimiserConfig
 from pirl.data.chunks import ChunkBatch
 from pirl.errors import ConfigError

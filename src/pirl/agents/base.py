@@ -6,7 +6,6 @@ import jax
 from jaxtyping import Float, Key, PRNGKeyArray
 
 from pirl.data.chunks import ChunkBatch
-from pirl.models.observation import Observation
 from pirl.models.pi0 import Pi0
 from pirl.models.types import Array
 
@@ -18,16 +17,19 @@ Metrics = dict[str, Any]
 class Agent(Protocol):
     """A learner: a pytree whose arrays are its state, and pure functions of it."""
 
-    def update(self, batch: ChunkBatch, rng: PRNGKeyArray) -> tuple[Any, Metrics]:
-        """The learner after one update on a batch."""
+    def update(self, batch: Any, rng: PRNGKeyArray) -> tuple[Any, Metrics]:
+        """The learner after one update on a batch: of chunks, or of what else it learns from."""
         ...
 
     def validate(self, batch: ChunkBatch, rng: PRNGKeyArray) -> Metrics:
         """The losses on a batch from which nothing is learned."""
         ...
 
-    def act(self, observation: Observation, rng: Key[Array, "*b"]) -> Float[Array, "b horizon action_dim"]:
-        """A chunk for every observation, in the model's units; with one key per observation, each its own noise."""
+    def act(self, observation: Any, rng: Key[Array, "*b"]) -> Float[Array, "b horizon action_dim"]:
+        """A chunk for every observation, in the model's units; with one key per observation, each its own noise.
+
+        A learner that is guided by its prompt takes guided observations too.
+        """
         ...
 
     def policy(self) -> Pi0:

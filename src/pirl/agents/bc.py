@@ -1,18 +1,30 @@
 """Behaviour cloning: plain flow matching on the data, as OpenPI trains; the baseline of every table."""
 
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Float, Key, PRNGKeyArray
 
-from pirl.agents.base import Metrics, draw_noise
-from pirl.agents.learning import FlowDraw, LearnedPolicy, Parameters, accumulate_gradients, draw_flow
+from pirl.agents.base import Metrics
+from pirl.agents.learning import (
+    FlowDraw,
+    LearnedPolicy,
+    LossOver,
+    Parameters,
+    accumulate_gradients,
+    act_by,
+    action_error,
+    average_errors,
+    check_flow_learner,
+    count_steps,
+    draw_flow,
+    flow_errors,
+    policy_counts,
+)
 from pirl.agents.optimisers import OptimiserConfig
 from pirl.data.chunks import ChunkBatch
-from pirl.errors import ConfigError
-from pirl.models.critic import count_parameters
 from pirl.models.observation import Observation
 from pirl.models.pi0 import Pi0
 from pirl.models.types import Array
@@ -30,7 +42,7 @@ class BCConfig:
     """Parts that do not learn: vision, language, or regular expressions on parameter paths. LoRA freezes by itself."""
     augment: bool = True
     """Augment pictures as OpenPI does: crop, rotate, colours."""
-    loss_over: Literal["all", "real"] = "all"
+    loss_over: LossOver = "all"
     """What the flow loss averages: every action dimension and step, padding too, as OpenPI does; or real ones only."""
     denoising_steps: int = 10
     """Euler steps of the flow when acting."""
@@ -38,12 +50,7 @@ class BCConfig:
     """Parts into which a batch is cut, to go through memory one after the other."""
 
     def __post_init__(self) -> None:
-        if self.ema_decay is not None and not 0 <= self.ema_decay < 1:
-            raise ConfigError(f"ema_decay should be in [0, 1), or none; it is {self.ema_decay}.")
-        if self.loss_over not in ("all", "real"):
-            raise ConfigError(f"loss_over should be all or real; it is {self.loss_over!r}.")
-        if self.denoising_steps < 1 or self.accumulation_steps < 1:
-            raise ConfigError(f"denoising_steps and accumulation_steps should be at least 1: {self}.")
+        check_flow_learner(self)
 
 
 @jax.tree_util.register_dataclass
@@ -73,35 +80,23 @@ class BCAgent:
     ) -> tuple[Float[Array, ""], Metrics]:
         """The flow-matching loss; gradients flow where parameters are given."""
         draw = draw_flow(batch, self.learned.model, rng, self.config.augment)
-        return self._loss(parameters, (batch, draw), self._count(batch))
+        return self._loss(parameters, (batch, draw), count_steps(batch, self.config.loss_over))
 
     compute_bc_loss = compute_loss
-
-    def _count(self, batch: ChunkBatch) -> Float[Array, ""]:
-        """Over how many steps the loss is averaged."""
-        everything = self.config.loss_over == "all"
-        return jnp.float32(batch.valid.size) if everything else jnp.sum(batch.valid, dtype=jnp.float32)
 
     def _loss(
         self, parameters: Parameters | None, data: tuple[ChunkBatch, FlowDraw], count: Array
     ) -> tuple[Float[Array, ""], Metrics]:
-        batch, draw = data
-        policy, everything = self.learned.build(parameters), self.config.loss_over == "all"
-        errors = policy.flow_loss(
-            policy.encode(draw.observations),
-            batch.actions,
-            noise=draw.noise,
-            time=draw.time,
-            valid=None if everything else batch.valid,
-            real_action_dim=None if everything else self.real_action_dim,
-        )
-        loss = jnp.sum(errors) / jnp.maximum(count, 1.0)
+        errors = flow_errors(self.learned.build(parameters), *data)
+        losses = average_errors(errors, data[0], self.config.loss_over, self.real_action_dim)
+        loss = jnp.sum(losses) / jnp.maximum(count, 1.0)
         return loss, {"loss": loss, "bc/loss": loss}
 
     def update(self, batch: ChunkBatch, rng: PRNGKeyArray) -> tuple["BCAgent", Metrics]:
         """One step of gradient descent."""
         parts = self.config.accumulation_steps
-        draw, count = draw_flow(batch, self.learned.model, rng, self.config.augment), self._count(batch) / parts
+        draw = draw_flow(batch, self.learned.model, rng, self.config.augment)
+        count = count_steps(batch, self.config.loss_over) / parts
         gradients, metrics = accumulate_gradients(
             lambda parameters, data: self._loss(parameters, data, count), self.learned.trainable, (batch, draw), parts
         )
@@ -111,16 +106,13 @@ class BCAgent:
     def validate(self, batch: ChunkBatch, rng: PRNGKeyArray) -> Metrics:
         """The loss, and how far a sampled chunk is from the recorded one, of the policy that would be exported."""
         draw = draw_flow(batch, self.learned.model, rng, augment=False)
-        _, metrics = self._loss(self.learned.average, (batch, draw), self._count(batch))
+        _, metrics = self._loss(self.learned.average, (batch, draw), count_steps(batch, self.config.loss_over))
         chunks = self.act(batch.observations, rng)
         return metrics | {"actor/action_mse": action_error(chunks, batch, self.real_action_dim)}
 
     def act(self, observation: Observation, rng: Key[Array, "*b"]) -> Float[Array, "b horizon action_dim"]:
         """A chunk of the averaged policy for each observation."""
-        policy = self.policy()
-        shape = (1, policy.config.action_horizon, policy.config.action_dim)
-        noise = draw_noise(rng, observation.state.shape[0], shape)
-        return policy.sample(policy.encode(observation), num_steps=self.config.denoising_steps, noise=noise)[:, 0]
+        return act_by(self.policy(), observation, rng, self.config.denoising_steps)
 
     def policy(self) -> Pi0:
         """The averaged policy."""
@@ -129,19 +121,3 @@ class BCAgent:
     def parameter_counts(self) -> dict[str, int]:
         """How many parameters learn, and how many do not."""
         return policy_counts(self.learned)
-
-
-def policy_counts(learned: LearnedPolicy) -> dict[str, int]:
-    """How many parameters of a policy learn, and how many do not."""
-    return {
-        "policy": count_parameters([learned.trainable, learned.frozen]),
-        "policy_trainable": count_parameters(learned.trainable),
-    }
-
-
-def action_error(
-    chunks: Float[Array, "b horizon action_dim"], batch: ChunkBatch, real_action_dim: int
-) -> Float[Array, ""]:
-    """Mean squared distance of chunks from the recorded ones, over real dimensions and steps."""
-    errors = jnp.mean(jnp.square(chunks - batch.actions)[..., :real_action_dim], axis=-1)
-    return jnp.sum(jnp.where(batch.valid, errors, 0.0)) / jnp.maximum(jnp.sum(batch.valid), 1)

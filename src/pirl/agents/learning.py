@@ -4,24 +4,27 @@ import functools
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 import optax
-from jaxtyping import Float, PRNGKeyArray
+from jaxtyping import Bool, Float, Key, PRNGKeyArray
 
-from pirl.agents.base import Metrics
+from pirl.agents.base import Metrics, draw_noise
 from pirl.agents.optimisers import OptimiserConfig
 from pirl.data.chunks import ChunkBatch
 from pirl.errors import ConfigError
 from pirl.models.config import Pi0Config
-from pirl.models.observation import Observation, preprocess
+from pirl.models.critic import count_parameters
+from pirl.models.observation import GuidedObservation, Observation, preprocess
 from pirl.models.parameters import get_parameters, set_parameters
-from pirl.models.pi0 import Pi0, abstract_model, sample_time
+from pirl.models.pi0 import Pi0, Solver, abstract_model, plan_chunks, sample_time, step_losses
 from pirl.models.types import Array
 
 Parameters = dict[str, Any]
+# What a flow loss averages: every action dimension and step, padding too, as OpenPI does; or real ones only.
+LossOver = Literal["all", "real"]
 
 # What can be frozen by name; anything else is a regular expression on '/'-joined parameter paths.
 FREEZABLE = {
@@ -141,6 +144,23 @@ def draw_flow(batch: ChunkBatch, model: Pi0Config, rng: PRNGKeyArray, augment: b
     )
 
 
+def flow_errors(policy: Pi0, batch: ChunkBatch, draw: FlowDraw) -> Float[Array, "b horizon action_dim"]:
+    """Squared errors of the flow, per step and dimension."""
+    return policy.flow_errors(policy.encode(draw.observations), batch.actions, noise=draw.noise, time=draw.time)
+
+
+def average_errors(
+    errors: Float[Array, "b horizon action_dim"], batch: ChunkBatch, over: LossOver, real_action_dim: int
+) -> Float[Array, "b horizon"]:
+    """What each step adds to the loss; 0 where it does not count."""
+    return step_losses(errors) if over == "all" else step_losses(errors, batch.valid, real_action_dim)
+
+
+def count_steps(batch: ChunkBatch, over: LossOver) -> Float[Array, ""]:
+    """Over how many steps the loss of a batch is averaged."""
+    return jnp.float32(batch.valid.size) if over == "all" else jnp.sum(batch.valid, dtype=jnp.float32)
+
+
 def accumulate_gradients(
     loss: Callable[[Any, Any], tuple[Float[Array, ""], Metrics]], parameters: Any, data: Any, parts: int
 ) -> tuple[Any, Metrics]:
@@ -165,6 +185,53 @@ def accumulate_gradients(
     zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
     total, _ = jax.lax.scan(add, zeros, cut)
     return jax.tree.map(lambda x: x / parts, total)
+
+
+def act_by(
+    policy: Pi0,
+    observation: Observation | GuidedObservation,
+    rng: Key[Array, "*b"],
+    num_steps: int,
+    guidance: float = 1.0,
+    solver: Solver = "euler",
+) -> Float[Array, "b horizon action_dim"]:
+    """A chunk of a policy for each observation, with one key or one each."""
+    plain = observation.plain if isinstance(observation, GuidedObservation) else observation
+    noise = draw_noise(rng, plain.state.shape[0], (policy.config.action_horizon, policy.config.action_dim))
+    return plan_chunks(policy, observation, noise, num_steps, guidance, solver)
+
+
+def check_flow_learner(config: Any) -> None:
+    """Raise where what learners by flow matching have in common cannot be."""
+    if config.ema_decay is not None and not 0 <= config.ema_decay < 1:
+        raise ConfigError(f"ema_decay should be in [0, 1), or none; it is {config.ema_decay}.")
+    if config.loss_over not in ("all", "real"):
+        raise ConfigError(f"loss_over should be all or real; it is {config.loss_over!r}.")
+    if config.denoising_steps < 1 or config.accumulation_steps < 1:
+        raise ConfigError(f"denoising_steps and accumulation_steps should be at least 1: {config}.")
+
+
+def policy_counts(learned: LearnedPolicy) -> dict[str, int]:
+    """How many parameters of a policy learn, and how many do not."""
+    return {
+        "policy": count_parameters([learned.trainable, learned.frozen]),
+        "policy_trainable": count_parameters(learned.trainable),
+    }
+
+
+def action_error(
+    chunks: Float[Array, "b horizon action_dim"], batch: ChunkBatch, real_action_dim: int
+) -> Float[Array, ""]:
+    """Mean squared distance of chunks from the recorded ones, over real dimensions and steps."""
+    return mean_square(chunks - batch.actions, batch.valid, real_action_dim)
+
+
+def mean_square(
+    values: Float[Array, "b horizon action_dim"], valid: Bool[Array, "b horizon"], real_action_dim: int
+) -> Float[Array, ""]:
+    """Mean over real dimensions and steps."""
+    squares = jnp.mean(jnp.square(values)[..., :real_action_dim], axis=-1)
+    return jnp.sum(jnp.where(valid, squares, 0.0)) / jnp.maximum(jnp.sum(valid), 1)
 
 
 def _is_kernel(path: str, leaf: Any) -> bool:

@@ -84,6 +84,9 @@ class Acting(InEnvironment):
     """Robot preset or JSON file, if the policy was trained for another than the environment's own."""
     asset_id: Annotated[str | None, tyro.conf.arg(metavar="ID")] = None
     """Which normalisation statistics of the checkpoint to use, where it has several; `none` if it was trained without."""
+    guidance: Annotated[float | None, tyro.conf.arg(metavar="W")] = None
+    """How far a policy that was trained with guidance follows the prompt's indicator of good actions: 0 not at all, 1 as
+    trained, above 1 beyond (default: what the checkpoint says)."""
     expert: ExpertConfig = field(default_factory=ExpertConfig)
     """How the scripted expert errs."""
 
@@ -95,11 +98,15 @@ class Acting(InEnvironment):
                 raise UserError(f"--{name} should be at least 1; it is {value}.")
         if self.seed < 0:
             raise UserError(f"--seed should be zero or more; it is {self.seed}.")
+        if self.guidance is not None and not 0 <= self.guidance < math.inf:
+            raise UserError(f"--guidance should be a number of at least 0; it is {self.guidance:g}.")
         checkpoints = [policy for policy in policies if policy != EXPERT]
         if not checkpoints:
-            for name, given in (("model", self.model), ("robot", self.robot), ("asset-id", self.asset_id)):
-                if given is not None:
-                    raise UserError(f"--{name} belongs to a checkpoint; the scripted expert needs none.")
+            for name in ("model", "robot", "asset_id", "guidance"):
+                if getattr(self, name) is not None:
+                    raise UserError(
+                        f"--{name.replace('_', '-')} belongs to a checkpoint; the scripted expert needs none."
+                    )
         elif len(checkpoints) == len(policies) and self.expert != ExpertConfig():
             raise UserError("--expert.* belongs to the scripted expert; a checkpoint acts as it does.")
         for checkpoint in checkpoints:
@@ -124,6 +131,7 @@ class Acting(InEnvironment):
             robot=self.robot,
             asset_id=self.asset_id,
             num_steps=self.num_steps,
+            guidance=self.guidance,
         )
         if self.execute_steps > planner.horizon:
             raise UserError(f"--execute-steps {self.execute_steps} is more than the policy plans: {planner.horizon}.")
@@ -141,7 +149,8 @@ class Acting(InEnvironment):
             from pirl.envs.planner import find_policy
 
             who = {"policy": str(find_policy(Path(policy).expanduser()).resolve())}
-            who |= {name: getattr(self, name) for name in ("execute_steps", "num_steps", "model", "robot", "asset_id")}
+            decisive = ("execute_steps", "num_steps", "model", "robot", "asset_id", "guidance")
+            who |= {name: getattr(self, name) for name in decisive}
         return {
             **who,
             "env": {"id": config.id, "adapter": config.adapter, "options": options},

@@ -2,6 +2,7 @@
 
 import math
 import time
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -10,6 +11,7 @@ import tyro
 
 from pirl.cli.acting import EXPERT, ActingInMany, progress
 from pirl.cli.console import facts, show
+from pirl.errors import UserError
 
 if TYPE_CHECKING:
     from pirl.envs.collecting import CollectionLog
@@ -20,15 +22,17 @@ class Collect(ActingInMany):
     """Let the scripted expert or a policy act, and write what happens as a LeRobot dataset.
 
     Rewards, success, and whether an episode ended or ran out of time are written with it. A run that was stopped goes
-    on with --resume and gives the same data; with more --episodes, it adds to what is there.
+    on with --resume and gives the same data; with more --episodes or --env-steps, it adds to what is there.
     """
 
     policy: Annotated[str, tyro.conf.arg(metavar="expert|CHECKPOINT")]
     """Who acts: the word expert, or a checkpoint directory (the one that holds params/)."""
-    episodes: int
-    """Episodes in all."""
     out: Annotated[Path, tyro.conf.arg(metavar="DIR")]
     """Directory of the dataset."""
+    episodes: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None
+    """Episodes in all; with --env-steps, at most."""
+    env_steps: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None
+    """Environment steps in all: the episode in which they are reached is the last."""
     version: Literal["v3.0", "v2.1"] = "v3.0"
     """LeRobot's format."""
     storage: Literal["video", "image"] = "video"
@@ -42,7 +46,10 @@ class Collect(ActingInMany):
 
     def run(self) -> int:
         """Do it; the return value is the exit code."""
-        self.check([self.policy], episodes=self.episodes)
+        if self.episodes is None and self.env_steps is None:
+            raise UserError("pirl collect: how much? Give --episodes, or --env-steps.")
+        counts = {"episodes": self.episodes, "env-steps": self.env_steps}
+        self.check([self.policy], **{name: count for name, count in counts.items() if count is not None})
         from pirl.envs.collecting import DatasetFormat, collect, open_log
         from pirl.envs.pools import open_pool
         from pirl.envs.rollouts import make_starts
@@ -53,17 +60,22 @@ class Collect(ActingInMany):
         if self.policy != EXPERT:
             settings["envs"] = envs  # gives the size of batches, which decides how a policy rounds
         log = open_log(self.out, settings, resume=self.resume)
-        if log.complete and len(log.episodes) >= self.episodes:
-            print(f"all {self.episodes} episodes are in {self.out} already")
+        episodes = self.episodes or self.env_steps  # no episode is without a step
+        assert episodes is not None
+        if log.complete and (len(log.episodes) >= episodes or log.frames >= (self.env_steps or math.inf)):
+            wanted = f"{self.episodes} episodes" if self.episodes else f"{self.env_steps} environment steps"
+            print(f"all {wanted} are in {self.out} already")
             self._report(log, seconds=0.0)
             return 0
         done, begun = len(log.episodes), time.monotonic()
-        with open_pool(self.env_config(), min(envs, self.episodes), timeout=self.timeout) as pool:
-            starts = make_starts(pool.description, self.episodes, self.seed, self.task)
+        with open_pool(self.env_config(), min(envs, episodes), timeout=self.timeout) as pool:
+            starts = make_starts(pool.description, episodes, self.seed, self.task)
             actor = self.actor(self.policy, pool.description, math.ceil(envs / pool.groups))
             if done:
-                print(f"{done} of {self.episodes} episodes are there; going on")
-            with progress(max(0, self.episodes - done), f"collecting in {self.env}") as advance:
+                print(f"{done} {f'of {self.episodes} ' if self.episodes else ''}episodes are there; going on")
+            # How many episodes the steps will be, nobody knows.
+            bar = progress(max(0, episodes - done), f"collecting in {self.env}") if self.episodes else nullcontext()
+            with bar as advance:
                 log = collect(
                     pool,
                     actor,
@@ -72,6 +84,7 @@ class Collect(ActingInMany):
                     execute_steps=self.execute_steps,
                     settings=settings,
                     dataset_format=dataset_format,
+                    env_steps=self.env_steps,
                     resume=self.resume,
                     on_episode=advance,
                 )
@@ -82,12 +95,11 @@ class Collect(ActingInMany):
         from pirl.envs.evaluation import Summary
 
         summary = Summary.of(log.episodes)
-        frames = sum(episode.length for episode in log.episodes if episode.lost is None)
         rows = [
             ("dataset", str(self.out)),
             ("episodes", f"{log.written:,} of {self.policy} in {self.env}"),
             ("outcome", str(summary)),
-            ("frames", f"{frames:,}"),
+            ("frames", f"{log.frames:,}"),
         ]
         rows += [("lost", f"start {one.index} (seed {one.seed}): {one.lost}") for one in log.episodes if one.lost][:5]
         if seconds:

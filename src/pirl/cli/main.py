@@ -7,7 +7,7 @@ import itertools
 import logging
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn
 
 import tyro
@@ -21,6 +21,7 @@ from pirl.cli.data import DATA_COMMANDS
 from pirl.cli.demo import Demo
 from pirl.cli.envs import ENVS_COMMANDS
 from pirl.cli.evaluate import Evaluate
+from pirl.cli.sweep import Sweep
 from pirl.cli.train import Train, take_settings
 from pirl.errors import UserError, did_you_mean
 
@@ -28,6 +29,7 @@ from pirl.errors import UserError, did_you_mean
 COMMANDS: dict[str, Any] = {
     "demo": Demo,
     "train": Train,
+    "sweep": Sweep,
     "eval": Evaluate,
     "collect": Collect,
     "envs": ENVS_COMMANDS,
@@ -36,7 +38,10 @@ COMMANDS: dict[str, Any] = {
     "configs": Configs,
 }
 # Options that no parser can know beforehand, by the field that they go to.
-_OPEN_OPTIONS = {"env_options": take_env_options, "settings": take_settings}
+_OPEN_OPTIONS: dict[str, Callable[[Sequence[str], str, Any], tuple[list[str], tuple[tuple[str, str], ...]]]] = {
+    "env_options": lambda arguments, program, _: take_env_options(arguments, program),
+    "settings": take_settings,
+}
 _ABOUT = {
     "pirl": "Reinforcement-learning post-training for π₀-family robot policies.",
     "pirl data": "Look into, check and label LeRobot datasets.",
@@ -86,7 +91,7 @@ def _parse(arguments: Sequence[str], commands: dict[str, Any] = COMMANDS, progra
         name = f"{program} {arguments[0]}"
         for field in dataclasses.fields(command):
             if field.name in _OPEN_OPTIONS:
-                own, taken[field.name] = _OPEN_OPTIONS[field.name](arguments[1:], name)
+                own, taken[field.name] = _OPEN_OPTIONS[field.name](arguments[1:], name, command)
                 arguments = [arguments[0], *own]
         _reject_unknown_flags(arguments[1:], command, name)
     # A group shows up in the list of commands by what it is for; whoever calls it has been led into it above.

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 Settings = tuple[tuple[str, str], ...]
 # Groups that begin with a choice may be given it under their own name.
-_SHORT = {"env": "env.id", "model": "model.preset", "agent": "agent.learner"}
+SHORT_NAMES = {"env": "env.id", "model": "model.preset", "agent": "agent.learner"}
 _BOOLS = ("true", "false", "yes", "no", "on", "off", "1", "0")
 
 
@@ -47,7 +47,7 @@ class Train:
 
     def run(self) -> int:
         """Do it; the return value is the exit code."""
-        name = self._checked_name()
+        name = self.checked_name()
         config = self.resolve()
         import jax
 
@@ -67,7 +67,8 @@ class Train:
             print("interrupted", file=sys.stderr, flush=True)
             os._exit(130)
 
-    def _checked_name(self) -> str:
+    def checked_name(self) -> str:
+        """The name of the run, if it can be one."""
         if self.resume and self.overwrite:
             raise UserError("--resume goes on with a run, --overwrite deletes it: choose one.")
         if self.exp_name is None and not self.dry_run:
@@ -104,9 +105,9 @@ class Train:
         return override_config(config, dict(self.settings), "pirl train", texts=True)
 
 
-def take_settings(arguments: Sequence[str], program: str) -> tuple[list[str], Settings]:
+def take_settings(arguments: Sequence[str], program: str, command: Any) -> tuple[list[str], Settings]:
     """Separate the options of the configuration from the command's own. Answers --help, which depends on the preset."""
-    own_fields = {f"--{field.name.replace('_', '-')}": field for field in dataclasses.fields(Train)[1:-1]}
+    own_fields = {f"--{field.name.replace('_', '-')}": field for field in dataclasses.fields(command)[1:-1]}
     own: list[str] = []
     settings: dict[str, str] = {}
     waiting = list(reversed(arguments))
@@ -123,7 +124,7 @@ def take_settings(arguments: Sequence[str], program: str) -> tuple[list[str], Se
                 own.append(waiting.pop())
             continue
         name = flag.removeprefix("--").replace("-", "_")
-        name = _SHORT.get(name, name)
+        name = SHORT_NAMES.get(name, name)
         switch = _is_switch(name, flag, list(own_fields), program)
         if given:
             settings[name] = value
@@ -135,7 +136,7 @@ def take_settings(arguments: Sequence[str], program: str) -> tuple[list[str], Se
             settings[name] = waiting.pop()
     taken = tuple(settings.items())
     if {"--help", "-h"} & set(own):
-        _help([argument for argument in own if argument not in ("--help", "-h")], taken, program)
+        _help(command, [argument for argument in own if argument not in ("--help", "-h")], taken, program)
     return own, taken
 
 
@@ -152,11 +153,11 @@ def _is_switch(name: str, flag: str, own: list[str], program: str) -> bool:
     return fields[name] is bool
 
 
-def _help(own: list[str], settings: Settings, program: str) -> None:
+def _help(command: Any, own: list[str], settings: Settings, program: str) -> None:
     """Show every option as it is in what would be trained; if that is not said, the command's own help will do."""
-    command = tyro.cli(Train, args=own, prog=program, config=(tyro.conf.FlagCreatePairsOff,))
-    if command.preset is not None or command.config_file is not None:
+    asked = tyro.cli(command, args=own, prog=program, config=(tyro.conf.FlagCreatePairsOff,))
+    if asked.preset is not None or asked.config_file is not None:
         from pirl.cli.train_help import show_options
 
-        show_options(dataclasses.replace(command, settings=settings).resolve(), program)
+        show_options(dataclasses.replace(asked, settings=settings).resolve(), program, command)
         sys.exit(0)

@@ -5,7 +5,7 @@ import dataclasses
 import inspect
 import textwrap
 from collections.abc import Iterator
-from typing import Any, get_args, get_type_hints
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 from rich.table import Table
 
@@ -20,21 +20,32 @@ from pirl.envs.registry import EnvConfig, find_env_class
 _Row = tuple[str, str, str, str]
 
 
-def show_options(config: RLTrainConfig, program: str) -> None:
-    """Print all of them, group by group."""
+def show_options(config: RLTrainConfig, program: str, command: Any) -> None:
+    """Print all of them, those of the command and those of the configuration, group by group."""
     print(f"usage: {program} [PRESET] --exp-name NAME [OPTIONS]\n")
-    print(f"{inspect.cleandoc(Train.__doc__ or '')}\n")
+    print(f"{inspect.cleandoc(command.__doc__ or '')}\n")
     print("Lists are given with commas between, or as [a, b]; nothing as none.")
-    texts = _explanations(Train)
-    takes = {"exp_name": "text", "config_file": "a path"}
-    own = [
-        (f"--{_dashed(name)}", takes.get(name, ""), "", texts[name])
-        for name in texts
-        if name not in ("preset", "settings")
-    ]
-    _show_group("the run", own)
+    texts = _explanations(command)
+    _show_group(
+        f"the {'run' if command is Train else command.__name__.lower()}",
+        [
+            (f"--{_dashed(field.name)}", _takes(field), _default(field), texts[field.name])
+            for field in dataclasses.fields(command)
+            if field.name not in ("preset", "settings")
+        ],
+    )
     for title, rows in _groups(config, "", "the configuration"):
         _show_group(title, rows)
+
+
+def _takes(field: Any) -> str:
+    """What an option of the command takes; a switch takes nothing."""
+    hint = get_args(field.type)[0] if get_origin(field.type) is Annotated else field.type
+    return "" if hint is bool else in_words(hint).removesuffix(" or none")
+
+
+def _default(field: Any) -> str:
+    return "" if field.default in (None, False, ()) else _shown(field.default)
 
 
 def _show_group(title: str, rows: list[_Row]) -> None:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
         HealthConfig,
         LoggingConfig,
         OnlineConfig,
+        RolloutConfig,
         StoppingConfig,
     )
     from pirl.config.presets import Preset, get_config, get_preset, list_configs
@@ -48,6 +49,7 @@ __getattr__, __dir__, __all__ = lazy_names(
             "HealthConfig",
             "LoggingConfig",
             "OnlineConfig",
+            "RolloutConfig",
             "StoppingConfig",
         ),
         "presets": ("Preset", "get_config", "get_preset", "list_configs"),

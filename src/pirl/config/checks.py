@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from pirl.agents.acrlpd import ACRLPDConfig
+from pirl.agents.ript import RIPTConfig
 from pirl.config.metrics import check_metric
 from pirl.config.train import RLTrainConfig
 from pirl.data.lerobot.dataset import Dataset
@@ -30,15 +31,18 @@ _AT_LEAST = {
             "evaluation.every",
             "evaluation.seed",
         ),
-        *("evaluation.videos", "stopping.min_delta", "data.prefetch"),
+        *("evaluation.videos", "stopping.min_delta", "data.prefetch", "rollout.iterations", "rollout.seed"),
+        *("rollout.videos_every", "health.max_rollbacks", "health.min_success_ratio", "health.min_speed_ratio"),
         *("data.selection.success_weight", "data.selection.failure_weight"),
     ),
     1: (
         *("batch_size", "fsdp_devices", "validation_batches", "online.updates_per_scan", "online.episodes_per_round"),
         *("online.capacity", "evaluation.episodes", "evaluation.execute_steps", "evaluation.envs", "checkpoints.every"),
         *("checkpoints.max_to_keep", "checkpoints.keep_period", "logging.every", "stopping.patience"),
-        *("health.max_skipped", "data.episodes_per_memory_pool"),
+        *("health.max_skipped", "data.episodes_per_memory_pool", "rollout.groups", "rollout.budget"),
+        *("rollout.max_barren", "rollout.capacity"),
     ),
+    2: ("rollout.attempts",),
 }
 
 
@@ -51,7 +55,7 @@ def check_config(
     """
     problems = [*_numbers(config)]
     if not problems:  # what follows computes with them
-        for look in (_phases, _model, _environment, _measurements, _trackers):
+        for look in (_phases, _rollouts, _model, _environment, _measurements, _trackers):
             problems += look(config)
         if not resume or config.data.norm_stats == "checkpoint":
             problems += _start(config)
@@ -101,6 +105,13 @@ def _numbers(config: RLTrainConfig) -> Iterator[str]:
             yield f"{name} = {_get(config, name)} should be above 0."
     if not config.health.loss_limit > 0:
         yield f"health.loss_limit = {config.health.loss_limit} should be above 0."
+    if config.health.max_drift is not None and not config.health.max_drift > 0:
+        yield f"health.max_drift = {config.health.max_drift} should be above 0, or none."
+    for name in ("health.min_success_ratio", "health.min_speed_ratio"):
+        if _get(config, name) >= 1:
+            yield f"{name} = {_get(config, name)} is a part of what was reached before: below 1."
+    if not 0 < config.rollout.discount <= 1:
+        yield f"rollout.discount = {config.rollout.discount} should be above 0, and 1 at most."
     if not 0 <= config.online.prior_ratio <= 1:
         yield f"online.prior_ratio = {config.online.prior_ratio} is a part of the batch: from 0 to 1."
     asset = Path(config.data.asset_id or "some")
@@ -113,22 +124,11 @@ def _numbers(config: RLTrainConfig) -> Iterator[str]:
 def _phases(config: RLTrainConfig) -> Iterator[str]:
     """What is learned from, and whether anything is learned."""
     online, data = config.online, config.data
-    if not config.steps and not online.env_steps:
-        yield "steps and online.env_steps are both 0, so nothing would be learned: set --steps or --online.env-steps."
-    prior = online.env_steps > 0 and online.prior_ratio > 0
+    if not config.steps and not config.practises:
+        more = "--rollout.iterations" if config.goes_by_iterations else "--steps or --online.env-steps"
+        yield f"there are no updates to make, so nothing would be learned: set {more}."
     if data.repo_id is None:
-        if config.steps:
-            yield (
-                f"{config.steps} offline updates need data: name a LeRobot dataset with --data.repo-id DIRECTORY, or "
-                "leave them out with --steps 0."
-            )
-        elif prior:
-            yield (
-                f"{online.prior_ratio:.0%} of online batches are to be prior data: name a dataset with --data.repo-id, "
-                "or learn without with --online.prior-ratio 0."
-            )
-        elif data.norm_stats == "dataset":
-            yield "without a dataset, --data.norm-stats checkpoint has to say how states and actions are normalised."
+        yield from _without_data(config)
     elif not Path(data.repo_id).expanduser().is_dir() and not re.fullmatch(r"[A-Za-z0-9][\w.-]*/[\w.-]+", data.repo_id):
         yield f"data.repo_id: there is no dataset directory {data.repo_id}; one on the hub is called NAME/DATASET."
     updates = config.steps + int(online.env_steps * online.utd_ratio)
@@ -136,6 +136,56 @@ def _phases(config: RLTrainConfig) -> Iterator[str]:
         yield (
             f"agent.critic_warmup_steps = {config.agent.critic_warmup_steps} leaves none of the {updates} updates for "
             "the policy: lower it, or train longer."
+        )
+
+
+def _without_data(config: RLTrainConfig) -> Iterator[str]:
+    """What would need a dataset that is not there."""
+    online, agent = config.online, config.agent
+    if config.steps and not config.goes_by_iterations:
+        yield (
+            f"{config.steps} offline updates need data: name a LeRobot dataset with --data.repo-id DIRECTORY, or "
+            "leave them out with --steps 0."
+        )
+    elif isinstance(agent, RIPTConfig) and agent.bc_loss_weight > 0:
+        yield (
+            f"agent.bc_loss_weight = {agent.bc_loss_weight} mixes demonstrations in: name a dataset with --data.repo-id, "
+            "or learn without with --agent.bc-loss-weight 0."
+        )
+    elif online.env_steps and online.prior_ratio > 0 and not config.goes_by_iterations:
+        yield (
+            f"{online.prior_ratio:.0%} of online batches are to be prior data: name a dataset with --data.repo-id, "
+            "or learn without with --online.prior-ratio 0."
+        )
+    elif config.data.norm_stats == "dataset":
+        yield "without a dataset, --data.norm-stats checkpoint has to say how states and actions are normalised."
+
+
+def _rollouts(config: RLTrainConfig) -> Iterator[str]:
+    """Whether RIPT, and only RIPT, is told to go by iterations."""
+    agent, rollout = config.agent, config.rollout
+    if not isinstance(agent, RIPTConfig):
+        if rollout.iterations:
+            yield (
+                f"rollout.iterations = {rollout.iterations} are RIPT's: choose --agent.learner ript, or "
+                "--rollout.iterations 0."
+            )
+        return
+    if config.steps:
+        yield f"RIPT learns from its own attempts alone, so the {config.steps} offline updates have no place: --steps 0."
+    if config.online.env_steps:
+        yield "online.env_steps is ACRLPD's; RIPT's are bounded by rollout.iterations: set --online.env-steps 0."
+    if rollout.budget < rollout.groups:
+        yield (
+            f"rollout.budget = {rollout.budget} initial states can never give rollout.groups = {rollout.groups} groups: "
+            "allow at least as many, better several times."
+        )
+    if agent.weighting == "guidance" and not config.model.max_token_len:
+        yield "agent.weighting = guidance speaks in the prompt, and this model reads none (model.max_token_len = 0)."
+    if agent.batch_by == "groups" and config.batch_size % rollout.attempts:
+        yield (
+            f"agent.batch_by = groups has all {rollout.attempts} attempts equally often in a batch: batch_size = "
+            f"{config.batch_size} should be a multiple of rollout.attempts."
         )
 
 
@@ -200,12 +250,13 @@ def _start(config: RLTrainConfig) -> Iterator[str]:
 
 
 def _environment(config: RLTrainConfig) -> Iterator[str]:
-    evaluation, online = config.evaluation, config.online
-    uses = [name for name, on in (("evaluation", evaluation.every), ("the online phase", online.env_steps)) if on]
+    evaluation = config.evaluation
+    practice = "rollouts" if config.goes_by_iterations else "the online phase"
+    uses = [name for name, on in (("evaluation", evaluation.every), (practice, config.practises)) if on]
     if not uses:
         return
     if config.env is None:
-        need = "needs" if len(uses) == 1 else "need"
+        need = "needs" if uses == ["evaluation"] or uses == ["the online phase"] else "need"
         yield f"{' and '.join(uses)} {need} an environment: name one with --env.id (pirl envs list)."
     else:
         try:
@@ -217,10 +268,12 @@ def _environment(config: RLTrainConfig) -> Iterator[str]:
             f"evaluation.execute_steps = {evaluation.execute_steps} is more than the policy plans (model.action_horizon "
             f"= {config.model.action_horizon})."
         )
-    if len(uses) == 2 and online.seed == evaluation.seed:
+    name = "rollout.seed" if config.goes_by_iterations else "online.seed"
+    seed = _get(config, name)
+    if len(uses) == 2 and seed == evaluation.seed:
         yield (
-            f"online.seed and evaluation.seed are both {online.seed}: the policy would practise on what it is measured "
-            f"by. Set --online.seed {online.seed + 1}."
+            f"{name} and evaluation.seed are both {seed}: the policy would practise on what it is measured by. Set "
+            f"--{name} {seed + 1}."
         )
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from pirl.agents.bc import BCConfig
+from pirl.agents.acrlpd import ACRLPDConfig
 from pirl.config.train import RLTrainConfig
 from pirl.errors import did_you_mean
 
@@ -14,17 +14,21 @@ _ACTOR_CRITIC = (
 )
 _EVALUATION = ("eval/success", "eval/success_low", "eval/success_high", "eval/return", "eval/length")
 _ONLINE = ("online/success", "online/episodes", "online/env_steps")
+_ROLLOUT = ("rollout/success", "rollout/success_kept", "rollout/success_after", "rollout/groups", "rollout/drift")
 
 
 def check_metric(config: RLTrainConfig, name: str) -> Iterator[str]:
     """What keeps a metric from being measured now and then: what is logged of updates decides nothing."""
-    learned = _POLICY if isinstance(config.agent, BCConfig) else (*_POLICY, *_ACTOR_CRITIC)
+    learned = (*_POLICY, *_ACTOR_CRITIC) if isinstance(config.agent, ACRLPDConfig) else _POLICY
     validated = [f"val/{metric}" for metric in (*learned, "actor/action_mse")]
-    known = [*_EVALUATION, *_ONLINE, *validated]
+    practised = _ROLLOUT if config.goes_by_iterations else _ONLINE
+    known = [*_EVALUATION, *practised, *validated]
     if name not in known:
         yield f"no such thing is measured. {did_you_mean(name, known)}Known: {', '.join(dict.fromkeys(known))}."
     elif name in _EVALUATION and not config.evaluation.every:
         yield "nothing is evaluated; set --evaluation.every."
+    elif name == "rollout/success_after" and not config.rollout.recheck:
+        yield "success is not measured after the updates; set --rollout.recheck."
     elif name in _ONLINE and not config.online.env_steps:
         yield "there is no online phase; set --online.env-steps."
     elif name in validated and not config.validation_every:

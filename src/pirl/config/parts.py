@@ -5,6 +5,7 @@ from typing import Literal
 
 from pirl.data.outcomes import OutcomeConfig
 from pirl.data.prepare import Selection
+from pirl.envs.curriculum import CurriculumConfig
 
 
 @dataclass(frozen=True)
@@ -54,17 +55,51 @@ class OnlineConfig:
 
 
 @dataclass(frozen=True)
+class RolloutConfig:
+    """RIPT's iterations: what is tried in each of them, and how many there are."""
+
+    iterations: int = 0
+    """Iterations in all."""
+    groups: int = 8
+    """Groups of attempts with mixed outcomes to learn from in an iteration."""
+    attempts: int = 8
+    """Attempts of a group, all from the same initial state."""
+    budget: int = 32
+    """Initial states that may be tried in an iteration to find these groups; then it goes on with what it has."""
+    discount: float = 1.0
+    """What is left of the worth of a success with every step that it took: below 1, quick ones count for more."""
+    curriculum: CurriculumConfig = field(default_factory=CurriculumConfig)
+    """Which initial states are tried."""
+    seed: int = 1
+    """Decides the initial states; another than the evaluation's, whose starts are not to be practised."""
+    recheck: bool = True
+    """Try the states that were learned from once more after the updates, to see what has come of them."""
+    max_barren: int = 5
+    """Iterations in a row with nothing to learn from (all attempts alike) after which the run ends."""
+    capacity: int = 100_000
+    """Frames of an iteration that are kept to learn from; groups beyond them are left out."""
+    save_dataset: bool = False
+    """Write all attempts, labelled by their success, into the LeRobot dataset `rollouts` in the run directory."""
+    videos_every: int = 0
+    """Iterations between films of successes and failures (0: none)."""
+    backend: Literal["local", "ray"] = "local"
+    """Where environments run: on this machine, or on a Ray cluster."""
+    ray_address: str | None = None
+    """Address of the cluster (none: what RAY_ADDRESS says, else one that is started here)."""
+
+
+@dataclass(frozen=True)
 class EvaluationConfig:
     """How often, and how, success is measured."""
 
     every: int = 0
-    """Updates between evaluations (0: never)."""
+    """Updates (with RIPT: iterations) between evaluations (0: never)."""
     episodes: int = 200
     """Episodes of one evaluation."""
     seed: int = 0
     """Decides the starts; the same in every evaluation, so that they can be compared."""
     execute_steps: int = 5
-    """Actions of a planned chunk to execute before planning again, here and online."""
+    """Actions of a planned chunk to execute before planning again, here and wherever the policy practises."""
     envs: int | None = None
     """Environments that run at the same time (none: 16, or the number of cores where each needs a process)."""
     best_of_n: bool = True
@@ -80,7 +115,7 @@ class CheckpointConfig:
     """When the state and the policy are saved, and which are kept."""
 
     every: int = 1_000
-    """Updates between checkpoints; the last update is always saved."""
+    """Updates (with RIPT: iterations) between checkpoints; the last update is always saved."""
     max_to_keep: int = 2
     """Newest checkpoints to keep, besides the best and the periodic ones."""
     keep_period: int | None = None
@@ -129,3 +164,13 @@ class HealthConfig:
     """Updates skipped in a row (NaN, or a loss above the limit) after which the run stops."""
     loss_limit: float = 1e6
     """Absolute loss above which an update counts as exploded and is skipped."""
+    min_success_ratio: float = 0.25
+    """RIPT: part of the best iteration's success below which success has collapsed (0: not watched)."""
+    max_drift: float | None = None
+    """RIPT: drift from the start policy (rollout/drift) that is too much (none: not watched)."""
+    min_speed_ratio: float = 0.0
+    """RIPT: part of the usual environment steps per second that is too slow, three times in a row (0: not watched)."""
+    action: Literal["stop", "rollback", "warn"] = "rollback"
+    """RIPT: what follows: stop; go back to the last good checkpoint and on with other rollouts; or only say so."""
+    max_rollbacks: int = 2
+    """RIPT: so often; then the run stops."""

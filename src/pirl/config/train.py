@@ -5,6 +5,7 @@ from pathlib import Path
 
 from pirl.agents.acrlpd import ACRLPDConfig
 from pirl.agents.bc import BCConfig
+from pirl.agents.ript import RIPTConfig
 from pirl.config.parts import (
     CheckpointConfig,
     DataConfig,
@@ -12,14 +13,15 @@ from pirl.config.parts import (
     HealthConfig,
     LoggingConfig,
     OnlineConfig,
+    RolloutConfig,
     StoppingConfig,
 )
 from pirl.envs.registry import EnvConfig
 from pirl.models.config import Pi0Config
 
-AgentConfig = BCConfig | ACRLPDConfig
+AgentConfig = BCConfig | ACRLPDConfig | RIPTConfig
 # What a configuration file calls them.
-LEARNERS: dict[str, type[AgentConfig]] = {"bc": BCConfig, "acrlpd": ACRLPDConfig}
+LEARNERS: dict[str, type[AgentConfig]] = {"bc": BCConfig, "acrlpd": ACRLPDConfig, "ript": RIPTConfig}
 
 
 @dataclass(frozen=True)
@@ -38,6 +40,8 @@ class RLTrainConfig:
     """Where the policy acts, for evaluation and online learning (none: nowhere)."""
     online: OnlineConfig = field(default_factory=OnlineConfig)
     """Learning from what the policy itself does."""
+    rollout: RolloutConfig = field(default_factory=RolloutConfig)
+    """RIPT's iterations."""
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     """How success is measured."""
     checkpoints: CheckpointConfig = field(default_factory=CheckpointConfig)
@@ -53,7 +57,7 @@ class RLTrainConfig:
     from_scratch: bool = False
     """Start from random parameters instead."""
     steps: int = 10_000
-    """Offline updates."""
+    """Offline updates (RIPT makes none)."""
     batch_size: int = 32
     """Chunks per update, over all devices."""
     validation_every: int = 0
@@ -66,3 +70,13 @@ class RLTrainConfig:
     """Devices that share one copy of the parameters."""
     runs_dir: Path = Path("runs")
     """Directory that holds run directories."""
+
+    @property
+    def goes_by_iterations(self) -> bool:
+        """Whether progress, evaluations and checkpoints are counted in iterations instead of updates."""
+        return isinstance(self.agent, RIPTConfig)
+
+    @property
+    def practises(self) -> bool:
+        """Whether the policy acts in the environment to learn from it."""
+        return self.rollout.iterations > 0 if self.goes_by_iterations else self.online.env_steps > 0

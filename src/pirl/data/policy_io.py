@@ -78,6 +78,14 @@ class PolicyIO:
             data["tokenized_prompt"], data["tokenized_prompt_mask"] = tokens
         return Observation.from_dict(data, self.config)
 
+    def prompt_tokens(self, prompts: Sequence[str], state: Float[np.ndarray, "b state_dim"]) -> Tokens:
+        """Tokens and masks alone, for other prompts of observations whose pictures are prepared; states are raw."""
+        if self._tokenizer is None or not self.config.max_token_len:
+            raise ConfigError("the model takes no prompts (max_token_len = 0), so there is nothing to tokenise.")
+        scaled = self._scale(self._adapt({"state": state}))
+        tokens, masks = self._tokenize(self._tokenizer, self._prompts(prompts, len(state)), scaled["state"])
+        return tokens.astype(np.int32), masks
+
     def check_prompts(self, prompts: Sequence[str], state_dim: int) -> None:
         """Raise if a prompt does not fit the model, as it might otherwise only hours into a run."""
         if self._tokenizer is not None and self.config.max_token_len and prompts:

@@ -94,6 +94,13 @@ class ReplayBuffer:
             self._trajectories = None
             self._forget()
 
+    def clear(self) -> None:
+        """Let all episodes make room."""
+        with self._lock:
+            self._retired += [stored.file for stored in self._episodes if stored.file is not None]
+            self._episodes, self._trajectories = [], None
+            self._forget()
+
     def cut(self, position: int, count: int, shape: ChunkShape) -> ChunkBatch:
         """Samples drawn from all frames alike; the same for the same position and content."""
         with self._lock:
@@ -101,7 +108,33 @@ class ReplayBuffer:
                 raise DataError("the replay buffer is empty: collect an episode before learning from it.")
             # Each sample has a block of the generator to itself, so it does not matter how a batch is split among hosts.
             draws = np.random.Philox(key=self._seed).advance(position).random_raw(4 * count)[::4]
-            return cut_chunks(self._all(), (draws % len(self)).astype(np.int64), shape, self._io)
+            return cut_chunks(self.trajectories, (draws % len(self)).astype(np.int64), shape, self._io)
+
+    @property
+    def trajectories(self) -> Trajectories:
+        """The episodes that are held, the oldest first; there must be one at least."""
+        if self._trajectories is None:
+            held = self._episodes
+            columns = {name: [stored.columns[name] for stored in held] for name in COLUMNS}
+            lengths = np.array([len(stored) for stored in held])
+            ends = np.cumsum(lengths)
+            terminals = np.zeros(ends[-1], bool)
+            terminals[ends - 1] = columns["terminal"]
+            prompts = list(dict.fromkeys(map(str, columns["prompt"])))
+            size = self._io.config.image_resolution
+            self._trajectories = Trajectories(
+                states=np.concatenate(columns["states"]),
+                actions=np.concatenate(columns["actions"]),
+                rewards=np.concatenate(columns["rewards"]),
+                terminals=terminals,
+                starts=ends - lengths,
+                ends=ends,
+                success=np.array(columns["success"], np.int8),
+                prompts=prompts,
+                prompt_of_row=np.repeat([prompts.index(str(prompt)) for prompt in columns["prompt"]], lengths),
+                frames={slot: StoredFrames(slot, held, ends - lengths, size) for slot in self._io.robot.cameras},
+            )
+        return self._trajectories
 
     def identity(self) -> list[int]:
         """What must not change between a save and a resume; the content may."""
@@ -172,27 +205,3 @@ class ReplayBuffer:
             if serial_of(file) < oldest:
                 delete_episode(file)
         self._retired = [file for file in self._retired if serial_of(file) >= oldest]
-
-    def _all(self) -> Trajectories:
-        if self._trajectories is None:
-            held = self._episodes
-            columns = {name: [stored.columns[name] for stored in held] for name in COLUMNS}
-            lengths = np.array([len(stored) for stored in held])
-            ends = np.cumsum(lengths)
-            terminals = np.zeros(ends[-1], bool)
-            terminals[ends - 1] = columns["terminal"]
-            prompts = list(dict.fromkeys(map(str, columns["prompt"])))
-            size = self._io.config.image_resolution
-            self._trajectories = Trajectories(
-                states=np.concatenate(columns["states"]),
-                actions=np.concatenate(columns["actions"]),
-                rewards=np.concatenate(columns["rewards"]),
-                terminals=terminals,
-                starts=ends - lengths,
-                ends=ends,
-                success=np.array(columns["success"], np.int8),
-                prompts=prompts,
-                prompt_of_row=np.repeat([prompts.index(str(prompt)) for prompt in columns["prompt"]], lengths),
-                frames={slot: StoredFrames(slot, held, ends - lengths, size) for slot in self._io.robot.cameras},
-            )
-        return self._trajectories

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from pirl.demo.display import Display
-from pirl.demo.plan import RUNS, DemoConfig, make_plan
+from pirl.demo.plan import DemoConfig
 from pirl.demo.results import make_results, write_results
 from pirl.demo.running import run_steps
 from pirl.demo.steps import Stages, all_steps
@@ -20,13 +20,14 @@ from pirl.report import config_differences
 
 SETTINGS_FILE = "demo.json"
 _LOCK = "lock"
-_OWN = (*RUNS, "data", "evaluations", "logs", "steps", "results.json", "report.html", SETTINGS_FILE)
+# What a demo makes besides its runs and datasets.
+_OWN = ("evaluations", "logs", "steps", "results.json", "report.html", SETTINGS_FILE)
 _SHOWN_DIFFERENCES = 10
 
 
 def run_demo(config: DemoConfig, *, overwrite: bool = False, stages: Stages | None = None) -> dict[str, Any]:
     """Do what is not done yet, in the directory of the demo; returns what is then in its results.json."""
-    stages = make_plan(config) if stages is None else stages
+    stages = config.plan.stages(config) if stages is None else stages
     with open_directory(config, overwrite=overwrite):
         steps = list(all_steps(stages))
         with Display(steps) as display:
@@ -52,7 +53,7 @@ def open_directory(config: DemoConfig, *, overwrite: bool) -> Iterator[None]:
             ) from None
         with writing("the demo", config.out, "Choose another place (--out)."):
             if overwrite:
-                _clear(config.out)
+                _clear(config)
             _check_settings(config)
         yield
     finally:
@@ -67,10 +68,10 @@ def _refuse_foreign(out: Path) -> None:
         raise DataError(f"{out} is not empty, and no demo was made in it: choose another directory (--out).")
 
 
-def _clear(out: Path) -> None:
+def _clear(config: DemoConfig) -> None:
     """Delete what a demo makes, what says that it is one at last."""
-    for name in _OWN:
-        path = out / name
+    for name in (*config.plan.runs, *config.plan.datasets, *_OWN):
+        path = config.out / name
         if path.is_dir():
             shutil.rmtree(path)
         else:

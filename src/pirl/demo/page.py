@@ -8,60 +8,73 @@ from pathlib import Path
 from typing import Any
 
 from pirl.config import RLTrainConfig, load_config, to_plain
-from pirl.demo.episodes import watch
-from pirl.demo.plan import POLICIES, RUNS, DemoConfig, make_plan, shown
-from pirl.demo.results import BASELINE, read_evaluation
+from pirl.demo.commands import env_options, shown
+from pirl.demo.curves import draw_curves
+from pirl.demo.episodes import before_and_after, seen_by_critics
+from pirl.demo.plan import DemoConfig
 from pirl.demo.steps import Stages, all_steps
 from pirl.files import write_file
 from pirl.report import (
     Section,
     build_page,
     comparison_section,
-    curves_section,
     describe_machine,
-    episodes_section,
     headline,
     provenance_section,
     read_results,
-    read_run,
 )
+from pirl.report.page import code_block
 
-TITLE = "RL on a π₀ policy: the demo"
-_NAMES = {policy.key: policy.name for policy in POLICIES}
-_COLOURS = {policy.name: index for index, policy in enumerate(POLICIES)}
+_FILMS = {"critics": seen_by_critics, "before_and_after": before_and_after}
 
 
-def summarise(results: Mapping[str, Any]) -> str:
+def summarise(config: DemoConfig, results: Mapping[str, Any]) -> str:
     """What came of it, in one honest sentence."""
-    compared = {result.name: result for result in read_results(_policies(results))}
-    return headline(compared[_NAMES["acrlpd"]], compared[_NAMES[BASELINE]])
+    plan = config.plan
+    compared = {result.name: result for result in read_results(_policies(config, results))}
+    return headline(compared[plan.names[plan.subject]], compared[plan.names[plan.baseline]])
+
+
+def next_commands(config: DemoConfig, results: Mapping[str, Any]) -> list[str]:
+    """What to run next: watch it, compare it with the best control, check what it exports, take it somewhere real."""
+    plan, subject = config.plan, config.run(config.plan.subject)
+    env = shlex.join(env_options(config.rl))
+    return [
+        f"pirl envs play {env} --checkpoint {subject} --out {config.out}/film.gif",
+        f"pirl eval {config.run(plan.rival)} {subject} {env}",
+        f"pirl convert {subject}/checkpoints/policy/{results[plan.subject]['step']} --check",
+        plan.next_command,
+    ]
 
 
 def write_report(config: DemoConfig, results: Mapping[str, Any]) -> Path:
     """Write the page; says where."""
-    about = results["about"]
+    plan, about = config.plan, results["about"]
     data, when = about["demonstrations"], datetime.fromisoformat(about["finished"])
-    introduction = (
-        f"{len(_policies(results))} policies acted from the same {config.episodes} starts, none of which was trained on. "
-        f"All learned from {data['episodes']:,} demonstrations of which {100 * data['success']:.0f} % succeed. The "
-        "controls show what more updates, or only the good demonstrations, do without RL."
+    colours = {policy.name: index for index, policy in enumerate(plan.policies)}
+    introduction = plan.introduction.format(
+        policies=len(_policies(config, results)),
+        episodes=config.episodes,
+        demonstrations=f"{data['episodes']:,}",
+        success=f"{100 * data['success']:.0f} %",
+        env_steps=f"{results[plan.subject]['env_steps']:,}",
     )
-    runs = [read_run(config.run(name), _NAMES[name]) for name in RUNS]
     page = build_page(
-        TITLE,
-        summarise(results),
+        plan.title,
+        summarise(config, results),
         [
             comparison_section(
-                read_results(_policies(results)),
-                baseline=_NAMES[BASELINE],
-                colours=_COLOURS,
+                read_results(_policies(config, results)),
+                baseline=plan.names[plan.baseline],
+                colours=colours,
                 introduction=introduction,
             ),
-            curves_section(runs, colours=_COLOURS),
-            _episodes(config),
+            *(draw_curves(config, curves, colours) for curves in plan.curves),
+            _FILMS[plan.film](config),
+            Section("What to run next", code_block("\n".join(next_commands(config, results)))),
             _provenance(config, about),
         ],
-        subtitle=f"pirl demo · Tabletop · {when:%d %B %Y}"
+        subtitle=f"{plan.command} · Tabletop · {when:%d %B %Y}"
         + (" · a quick try: its numbers mean nothing" * config.quick),
     )
     file = config.out / "report.html"
@@ -69,50 +82,29 @@ def write_report(config: DemoConfig, results: Mapping[str, Any]) -> Path:
     return file
 
 
-def _policies(results: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: result for key, result in results.items() if key in _NAMES}
-
-
-def _episodes(config: DemoConfig) -> Section:
-    assert config.rl.env is not None
-    episodes = watch(
-        config.run("acrlpd"),
-        config.run(BASELINE),
-        read_evaluation(config.evaluation(BASELINE)),
-        config.rl.env,
-        title=_NAMES[BASELINE],
-        execute_steps=config.rl.evaluation.execute_steps,
-    )
-    seen = {episode.success for episode in episodes}
-    missing = "".join(
-        f" There was no {word} to show."
-        for word, success in (("success", True), ("failure", False))
-        if success not in seen
-    )
-    introduction = (
-        f"Episodes of {_NAMES[BASELINE]} from starts that were held out, seen by the critics of ACRLPD: the value of the "
-        f"chunk that the policy planned, each time it planned one.{missing}"
-    )
-    return episodes_section(episodes, introduction=introduction)
+def _policies(config: DemoConfig, results: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: result for key, result in results.items() if key in config.plan.names}
 
 
 def _provenance(config: DemoConfig, about: Mapping[str, Any]) -> Section:
-    steps = list(all_steps(make_plan(config)))
+    stages, names = config.plan.stages(config), config.plan.names
+    steps = list(all_steps(stages))
     seconds: Mapping[str, float] = about["seconds"]
     facts = {
         "Finished": datetime.fromisoformat(about["finished"]).strftime("%d %B %Y, %H:%M UTC"),
-        "Time in all": _duration(time_in_all(make_plan(config), seconds)),
+        "Time in all": _duration(time_in_all(stages, seconds)),
         **{f"Time: {step.title}": _duration(seconds.get(step.name, 0.0)) for step in steps},
         **describe_machine(),
         "Versions": ", ".join(f"{name} {version}" for name, version in about["versions"].items()),
     }
     return provenance_section(
-        commands=[shlex.join(shown(step.command)) for step in steps],
-        configs={_NAMES[name]: _settings(load_config(config.run(name) / "config.yaml", None)) for name in RUNS},
+        commands=[shlex.join(shown(step.whole_command)) for step in steps],
+        configs={names[run]: _settings(load_config(config.run(run) / "config.yaml", None)) for run in config.plan.runs},
         facts=facts,
         introduction=(
-            "Every number and picture on this page comes from these commands, which pirl demo runs two at a time. In the "
-            "table of settings, a dash is what a learner has by default or not at all; the config.yaml of a run has all."
+            f"Every number and picture on this page comes from these commands, which {config.plan.command} runs, some "
+            "two at a time. In the table of settings, a dash is what a learner has by default or not at all; the "
+            "config.yaml of a run has all."
         ),
     )
 

@@ -1,25 +1,19 @@
-"""What the demo does: its commands, in order, and the policies that come of them. Numbers are those of the presets."""
+"""What a demo is, as data: the policies that are measured, how they come about, and what its report shows of them."""
 
-import json
-import shutil
-import sys
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from pirl.agents.acrlpd import ACRLPDConfig
-from pirl.config import EvaluationConfig, RLTrainConfig, debug_config, get_config, to_plain
-from pirl.demo.steps import Stages, Step
-from pirl.envs.collecting import LOG_FILE as COLLECTION_LOG
+from pirl.config import RLTrainConfig, debug_config, get_config, to_plain
+from pirl.demo.steps import Stages
 from pirl.envs.experts import ExpertConfig
-from pirl.training.run import LOCK_FILE, saved_steps
+from pirl.report import Panel
+from pirl.report.curves import PANELS
 
 EPISODES, QUICK_EPISODES = 200, 8
-DEMONSTRATIONS, QUICK_DEMONSTRATIONS = 500, 12
-# Demonstrations of mixed quality: good intentions and a trembling hand, so that good and bad moves stand side by side in
-# every episode, in those that succeed as well.
-EXPERT = ExpertConfig(aim_bias=0.005, noise=0.9)
+DEMONSTRATIONS = "data"
 
 
 @dataclass(frozen=True)
@@ -30,43 +24,95 @@ class Policy:
     name: str
     description: str
     trained: tuple[str, ...]
+    is_halfway: bool = False
+    """Whether its last run went on after it: how long it took to that point nobody has measured."""
+    is_best_of_n: bool = False
+    """Whether it acts with its critics, which an exported policy lacks: it is as its run itself measured it last."""
+    own_data: str | None = None
+    """The dataset of its own episodes that it was trained on, if it was."""
 
 
-POLICIES = (
-    Policy("bc", "BC", "behaviour cloning of all demonstrations", ("bc",)),
-    Policy("bc_more", "BC, more updates", "control: BC with as many updates more as ACRLPD makes", ("bc", "bc_more")),
-    Policy(
-        "bc_successes",
-        "BC, successes only",
-        "control: the same updates more, on the demonstrations that succeed",
-        ("bc", "bc_successes"),
-    ),
-    Policy("acrlpd_offline", "ACRLPD offline", "RL from BC on the same demonstrations", ("bc", "acrlpd")),
-    Policy("acrlpd", "ACRLPD", "the same, and then on episodes of its own", ("bc", "acrlpd")),
-    Policy(
-        "acrlpd_best_of_n",
-        "ACRLPD, best of N",
-        "the learner itself: its critics choose among N samples",
-        ("bc", "acrlpd"),
-    ),
-)
-# Runs with curves of their own, by their directory, and the policy that each gives its name and colour.
-RUNS = ("bc", "bc_more", "bc_successes", "acrlpd")
+@dataclass(frozen=True)
+class Curves:
+    """A section of curves: those of some runs, or of all, in these panels."""
+
+    title: str
+    runs: tuple[str, ...] = ()
+    panels: tuple[Panel, ...] = PANELS
+    against: str | None = None
+    """The metric that is the axis below (none: updates)."""
+    introduction: str | None = None
+    """How to read it (none: as the report says of all curves)."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One demo. Policies and runs go by their keys; a run has the name of the policy it ends with, and its directory."""
+
+    command: str
+    """How a person asks for it."""
+    title: str
+    introduction: str
+    """Over the comparison; {policies}, {episodes}, {demonstrations}, {success} and {env_steps} are filled in."""
+    out: Path
+    """Its directory, if not told."""
+    demonstrations: int
+    quick_demonstrations: int
+    """How many, if not told."""
+    expert: ExpertConfig
+    """Who demonstrates."""
+    bc_preset: str
+    rl_preset: str
+    policies: tuple[Policy, ...]
+    """In the order in which they are shown."""
+    baseline: str
+    """The policy that all others are compared with."""
+    subject: str
+    """The policy that the demo is about."""
+    rival: str
+    """The control that is the hardest to beat."""
+    curves: tuple[Curves, ...]
+    film: Literal["critics", "before_and_after"]
+    """What the strips show: values along episodes of the baseline, or the same start by the baseline and the subject."""
+    next_command: str
+    """What to try on something real."""
+    stages: Callable[["DemoConfig"], Stages]
+    """Its steps."""
+
+    @property
+    def runs(self) -> tuple[str, ...]:
+        """All runs, by their directory."""
+        return tuple(dict.fromkeys(run for policy in self.policies for run in policy.trained))
+
+    @property
+    def datasets(self) -> tuple[str, ...]:
+        """All datasets, by their directory: the demonstrations first."""
+        return (DEMONSTRATIONS, *(policy.own_data for policy in self.policies if policy.own_data))
+
+    @property
+    def names(self) -> Mapping[str, str]:
+        """What policies are called, by key."""
+        return {policy.key: policy.name for policy in self.policies}
 
 
 @dataclass(frozen=True)
 class DemoConfig:
-    """What can be chosen: where, how much is measured and shown first, and whether all of it is only tried."""
+    """What can be chosen of a plan: where, how much is measured and shown first, and whether all of it is only tried."""
 
-    out: Path = Path("runs/demo")
-    episodes: int = EPISODES
-    demonstrations: int = DEMONSTRATIONS
+    plan: Plan
+    out: Path
+    episodes: int
+    demonstrations: int
     quick: bool = False
 
     @property
     def data(self) -> Path:
         """The demonstrations."""
-        return self.out / "data"
+        return self.dataset(DEMONSTRATIONS)
+
+    def dataset(self, name: str) -> Path:
+        """A directory of episodes."""
+        return self.out / name
 
     def run(self, name: str) -> Path:
         """A run directory."""
@@ -79,33 +125,23 @@ class DemoConfig:
     @cached_property
     def bc(self) -> RLTrainConfig:
         """How the baseline is trained."""
-        return self._preset("demo_bc")
+        return self._preset(self.plan.bc_preset)
 
     @cached_property
     def rl(self) -> RLTrainConfig:
-        """How ACRLPD is trained."""
-        return self._preset("demo")
-
-    @property
-    def online_updates(self) -> int:
-        """At least as many follow the offline ones; whole episodes may bring a few more."""
-        online = self.rl.online
-        return int(online.env_steps * online.utd_ratio) // online.updates_per_scan * online.updates_per_scan
-
-    @property
-    def extra_updates(self) -> int:
-        """What ACRLPD does after BC, and the controls as well."""
-        return self.rl.steps + self.online_updates
+        """How the policy that the demo is about is trained."""
+        return self._preset(self.plan.rl_preset)
 
     def settings(self) -> dict[str, Any]:
         """All that decides what is in the directory."""
         return {
+            "command": self.plan.command,
             "episodes": self.episodes,
             "demonstrations": self.demonstrations,
             "quick": self.quick,
-            "expert": asdict(EXPERT),
-            "demo_bc": to_plain(self.bc),
-            "demo": to_plain(self.rl),
+            "expert": asdict(self.plan.expert),
+            self.plan.bc_preset: to_plain(self.bc),
+            self.plan.rl_preset: to_plain(self.rl),
         }
 
     def _preset(self, name: str) -> RLTrainConfig:
@@ -113,106 +149,19 @@ class DemoConfig:
         return debug_config(config) if self.quick else config
 
 
-def make_plan(config: DemoConfig) -> Stages:
-    """Data and the baseline; then RL in one lane, the controls in the other; each is measured when it is there."""
-    rl, data, bc = config.rl, ("--data.repo-id", str(config.data)), ("--checkpoint", str(config.run("bc")))
-    # The controls learn as fast as ACRLPD's policy does.
-    assert isinstance(rl.agent, ACRLPDConfig)
-    pace: tuple[str, ...] = ("--agent.optimiser.peak-lr", str(rl.agent.policy_optimiser.peak_lr))
-    pace += (
-        "--agent.optimiser.decay-steps",
-        str(max(config.extra_updates, rl.agent.policy_optimiser.warmup_steps + 1)),
+def configure(
+    plan: Plan,
+    *,
+    out: Path | None = None,
+    episodes: int | None = None,
+    demonstrations: int | None = None,
+    quick: bool = False,
+) -> DemoConfig:
+    """A demo as it was asked for, and as the plan has it where nothing was said."""
+    return DemoConfig(
+        plan,
+        out or plan.out,
+        episodes or (QUICK_EPISODES if quick else EPISODES),
+        demonstrations or (plan.quick_demonstrations if quick else plan.demonstrations),
+        quick,
     )
-    more = (*bc, "--from-scratch", "false", "--steps", str(config.extra_updates), *pace, *data)
-    learning: tuple[str, ...] = (*bc, *data)
-    if config.episodes != rl.evaluation.episodes:
-        learning += ("--evaluation.episodes", str(config.episodes))
-    if config.quick:
-        learning += ("--checkpoints.keep-period", str(rl.steps))
-    last, offline = config.extra_updates, config.run("acrlpd") / "checkpoints" / "policy" / str(rl.steps)
-    return (
-        ((_collect(config), _train(config, "bc", "demo_bc", "train BC", data, config.bc.steps)),),
-        (
-            (
-                _train(config, "acrlpd", "demo", "train ACRLPD, offline and online", learning, last),
-                _evaluate(config, "acrlpd_offline", offline),
-                _evaluate(config, "acrlpd", config.run("acrlpd")),
-            ),
-            (
-                _evaluate(config, "bc", config.run("bc")),
-                _train(config, "bc_more", "demo_bc", "control: train BC for longer", more, last),
-                _evaluate(config, "bc_more", config.run("bc_more")),
-                _train(
-                    config,
-                    "bc_successes",
-                    "demo_bc",
-                    "control: train BC on successes",
-                    (*more, "--data.selection.success", "true"),
-                    last,
-                ),
-                _evaluate(config, "bc_successes", config.run("bc_successes")),
-            ),
-        ),
-    )
-
-
-def shown(command: tuple[str, ...]) -> tuple[str, ...]:
-    """A command as a person types it."""
-    return ("pirl", *command[len(_pirl()) :])
-
-
-def _collect(config: DemoConfig) -> Step:
-    flaws = [part for name, value in asdict(EXPERT).items() for part in (_flag(f"expert.{name}"), f"{value:g}")]
-    arguments = ["--policy", "expert", "--episodes", str(config.demonstrations), "--out", str(config.data)]
-    log = config.data / COLLECTION_LOG
-    return Step(
-        "collect",
-        f"collect {config.demonstrations:,} demonstrations",
-        (*_pirl(), "collect", *env_options(config.bc), *arguments, "--storage", "image", *flaws),
-        is_whole=lambda: log.exists() and json.loads(log.read_text(encoding="utf-8"))["complete"],
-        begun=config.data,
-    )
-
-
-def _train(config: DemoConfig, name: str, preset: str, title: str, arguments: tuple[str, ...], steps: int) -> Step:
-    run = config.run(name)
-    where = ("--exp-name", name, "--runs-dir", str(config.out))
-    quick = ("--debug",) if config.quick else ()
-    return Step(
-        f"train_{name}",
-        title,
-        (*_pirl(), "train", preset, *where, *arguments, *quick),
-        is_whole=lambda: max(saved_steps(run / "checkpoints" / "state"), default=0) >= steps,
-        begun=run / LOCK_FILE,
-    )
-
-
-def _evaluate(config: DemoConfig, policy: str, path: Path) -> Step:
-    how: EvaluationConfig = config.rl.evaluation
-    file = config.evaluation(policy)
-    arguments = ["--episodes", str(config.episodes), "--seed", str(how.seed), "--execute-steps", str(how.execute_steps)]
-    arguments += [] if how.envs is None else ["--envs", str(how.envs)]
-    name = next(each.name for each in POLICIES if each.key == policy)
-    return Step(
-        f"eval_{policy}",
-        f"measure {name}",
-        (*_pirl(), "eval", str(path), *env_options(config.rl), *arguments, "--json", str(file)),
-        is_whole=file.exists,
-    )
-
-
-def _pirl() -> tuple[str, ...]:
-    """How this very pirl is called, wherever it is installed."""
-    script = shutil.which("pirl", path=str(Path(sys.executable).parent))
-    return (script,) if script else (sys.executable, "-m", "pirl.cli.main")
-
-
-def env_options(config: RLTrainConfig) -> tuple[str, ...]:
-    """The preset's environment as options of a command."""
-    assert config.env is not None
-    options = config.env.options.items()
-    return ("--env", config.env.id, *(part for name, value in options for part in (_flag(f"env.{name}"), str(value))))
-
-
-def _flag(name: str) -> str:
-    return f"--{name.replace('_', '-')}"

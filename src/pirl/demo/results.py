@@ -7,7 +7,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from pirl.demo.plan import POLICIES, DemoConfig, Policy
+from pirl.demo.plan import DemoConfig, Policy
+from pirl.demo.progress import steps_practised
 from pirl.envs.collecting import LOG_FILE
 from pirl.envs.evaluation import Evaluation, compare, versions
 from pirl.errors import DataError
@@ -15,21 +16,19 @@ from pirl.files import write_file
 from pirl.report import describe_machine
 from pirl.training.run import saved_steps
 
-BASELINE = "bc"
-
 
 def make_results(config: DemoConfig, seconds: Mapping[str, float]) -> dict[str, Any]:
     """Every policy that was measured, by its key, and under `about` where it comes from. `seconds` are those of steps."""
-    evaluations = read_evaluations(config)
+    evaluations, baseline = read_evaluations(config), config.plan.baseline
     results: dict[str, Any] = {
-        policy.key: _result(config, policy, evaluations[policy.key], evaluations[BASELINE], seconds)
-        for policy in POLICIES
+        policy.key: _result(config, policy, evaluations[policy.key], evaluations[baseline], seconds)
+        for policy in config.plan.policies
         if policy.key in evaluations
     }
     results["about"] = {
         "finished": datetime.now(UTC).isoformat(timespec="seconds"),
         "quick": config.quick,
-        "demonstrations": describe_demonstrations(config.data),
+        "demonstrations": describe_episodes(config.data),
         "evaluation": {"episodes": config.episodes, "seed": config.rl.evaluation.seed},
         "seconds": dict(seconds),
         "versions": versions(),
@@ -47,15 +46,8 @@ def write_results(config: DemoConfig, results: Mapping[str, Any]) -> Path:
 
 def read_evaluations(config: DemoConfig) -> dict[str, Evaluation]:
     """The evaluations that are there, by policy."""
-    files = {policy.key: config.evaluation(policy.key) for policy in POLICIES}
-    # The learner with its critics was measured while it trained: the newest of these.
-    trained = config.run("acrlpd") / "evaluations"
-    measured = sorted(
-        (file for file in trained.glob("*.json") if file.stem.isdecimal()), key=lambda file: int(file.stem)
-    )
-    if measured and config.rl.evaluation.best_of_n:
-        files["acrlpd_best_of_n"] = measured[-1]
-    return {key: read_evaluation(file) for key, file in files.items() if file.exists()}
+    files = {policy.key: _evaluation_file(config, policy) for policy in config.plan.policies}
+    return {key: read_evaluation(file) for key, file in files.items() if file is not None and file.exists()}
 
 
 def read_evaluation(file: Path) -> Evaluation:
@@ -66,7 +58,7 @@ def read_evaluation(file: Path) -> Evaluation:
         raise DataError(f"{file} is no evaluation that can be read: {error!r}. Delete it to measure again.") from error
 
 
-def describe_demonstrations(data: Path) -> dict[str, Any]:
+def describe_episodes(data: Path) -> dict[str, Any]:
     """How many there are, how long, and how many succeed."""
     episodes = json.loads((data / LOG_FILE).read_text(encoding="utf-8"))["episodes"]
     written = [episode for episode in episodes if episode["lost"] is None]
@@ -86,7 +78,7 @@ def _result(
     if summary.rate is None:
         raise DataError(f"{policy.name} finished no episode: see {config.evaluation(policy.key)}.")
     low, high = summary.interval
-    before = policy.trained[:-1]
+    *before, last = policy.trained
     result = {
         "name": policy.name,
         "description": policy.description,
@@ -100,10 +92,14 @@ def _result(
         "step": trained_steps(evaluation),
         "updates": trained_steps(evaluation) + sum(max(saved_steps(_policies(config, run))) for run in before),
     }
-    # How long the offline part of a run took nobody has measured.
-    if policy.key != "acrlpd_offline":
+    if not policy.is_halfway:
+        result["env_steps"] = (
+            describe_episodes(config.dataset(policy.own_data))["frames"]
+            if policy.own_data
+            else steps_practised(config.run(last))
+        )
         result["minutes"] = round(sum(seconds.get(f"train_{run}", 0.0) for run in policy.trained) / 60, 2)
-    if policy.key != BASELINE:
+    if policy.key != config.plan.baseline:
         result["paired"] = compare(baseline, evaluation).to_json()
     return result
 
@@ -112,6 +108,15 @@ def trained_steps(evaluation: Evaluation) -> int:
     """After how many updates of its run a policy was measured: while it trained, or from its checkpoint."""
     settings = evaluation.settings
     return int(settings["step"] if "step" in settings else Path(settings["policy"]).name)
+
+
+def _evaluation_file(config: DemoConfig, policy: Policy) -> Path | None:
+    if not policy.is_best_of_n:
+        return config.evaluation(policy.key)
+    if not config.rl.evaluation.best_of_n:
+        return None
+    measured = [file for file in (config.run(policy.trained[-1]) / "evaluations").glob("*.json")]
+    return max((file for file in measured if file.stem.isdecimal()), key=lambda file: int(file.stem), default=None)
 
 
 def _policies(config: DemoConfig, run: str) -> Path:

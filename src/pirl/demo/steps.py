@@ -14,7 +14,7 @@ class Step:
     """A command, in full, and how to tell that its result is whole.
 
     What was interrupted goes on: where `begun` exists, the command is given --resume. `title` says what it does, to
-    follow "12 s:".
+    follow "12 s:". `late` are arguments that are known only when the steps before it are done; they end the command.
     """
 
     name: str
@@ -22,12 +22,18 @@ class Step:
     command: tuple[str, ...]
     is_whole: Callable[[], bool]
     begun: Path | None = None
+    late: Callable[[], tuple[str, ...]] = tuple
+
+    @property
+    def whole_command(self) -> tuple[str, ...]:
+        """The command with all of its arguments."""
+        return (*self.command, *self.late())
 
     @property
     def arguments(self) -> tuple[str, ...]:
         """The command as it has to be now."""
         is_begun = self.begun is not None and self.begun.exists()
-        return (*self.command, "--resume") if is_begun else self.command
+        return (*self.whole_command, "--resume") if is_begun else self.whole_command
 
 
 # The steps of a lane follow each other, the lanes of a stage run at the same time, the stages follow each other.
@@ -58,7 +64,7 @@ class Records:
 
     def read(self, step: Step) -> Record:
         """What is known of a step; of another command under its name, nothing."""
-        file, command = self._file(step), list(step.command)
+        file, command = self._file(step), list(step.whole_command)
         if not file.exists():
             return Record(command)
         try:

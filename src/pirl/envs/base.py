@@ -23,11 +23,20 @@ Expert = Callable[[], Float32[np.ndarray, " action_dim"]]
 
 @dataclass(frozen=True)
 class Start:
-    """How an episode begins: the task, and a seed for all that is random. A state, if given, is where it begins."""
+    """How an episode begins: the task, and a seed for all that is random. A state, if given, is where it begins.
+
+    Attempts of one start differ in what the policy draws, and in nothing that the environment does by itself.
+    """
 
     task: str
     seed: int
     state: EnvState | None = None
+    attempt: int = 0
+
+    @property
+    def acting_seed(self) -> int:
+        """The seed of the policy's noise: another for every attempt, and the start's own for the first."""
+        return self.seed + (self.attempt << 48)
 
 
 @dataclass(frozen=True)

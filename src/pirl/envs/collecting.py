@@ -1,6 +1,7 @@
 """Makes LeRobot datasets by acting: episodes in the order of their starts, and a log by which a killed run goes on."""
 
 import json
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -45,6 +46,11 @@ class CollectionLog:
     def written(self) -> int:
         """Episodes that are in the dataset."""
         return sum(episode.lost is None for episode in self.episodes)
+
+    @property
+    def frames(self) -> int:
+        """Environment steps that are in the dataset."""
+        return sum(episode.length for episode in self.episodes if episode.lost is None)
 
     @classmethod
     def read(cls, root: Path) -> "CollectionLog | None":
@@ -102,13 +108,14 @@ def collect(
     execute_steps: int,
     settings: Mapping[str, Any],
     dataset_format: DatasetFormat | None = None,
+    env_steps: int | None = None,
     resume: bool = False,
     on_episode: Callable[[EpisodeResult], None] | None = None,
 ) -> CollectionLog:
-    """Act from every start and write what happened as a LeRobot dataset.
+    """Act from every start, or until the dataset has `env_steps`, and write what happened as a LeRobot dataset.
 
     `settings` say what decides the content; they are kept, and a run that resumes must have the same. One that resumes
-    with more starts adds to what is there. Lost episodes are in the log, but not in the dataset.
+    with more starts or steps adds to what is there. Lost episodes are in the log, but not in the dataset.
     """
     dataset_format = dataset_format or DatasetFormat()
     features = collected_features(pool.description, dataset_format)
@@ -123,7 +130,9 @@ def collect(
         resume=resume,
     ) as writer:
         done, lines = len(log.episodes), [_line(episode) for episode in log.episodes]
-        rollouts = roll_out(pool, actor, starts[done:], execute_steps=execute_steps, keep_images=True)
+        enough = math.inf if env_steps is None else env_steps
+        starts = starts[done:] if log.frames < enough else ()
+        rollouts = roll_out(pool, actor, starts, execute_steps=execute_steps, keep_images=True)
         for rollout in _in_order(rollouts):
             result = EpisodeResult.of(rollout, index=done + rollout.index)
             log = CollectionLog(log.settings, (*log.episodes, result))
@@ -134,6 +143,8 @@ def collect(
                 writer.write_episode(episode_columns(rollout, pool.description), task=rollout.prompt)
             if on_episode is not None:
                 on_episode(result)
+            if log.frames >= enough:
+                break  # what is under way is left behind: the dataset does not depend on who was faster
     log = CollectionLog(log.settings, log.episodes, complete=True)
     _write_log(root, log, lines)
     return log

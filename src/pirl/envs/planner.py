@@ -1,26 +1,28 @@
 """What decides the actions: a policy that plans a chunk for every environment that needs one, in one inference."""
 
 import dataclasses
+import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial, reduce
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import jax
 import numpy as np
 from jaxtyping import Float, Float32, Key, PRNGKeyArray, UInt32
 
+from pirl.data.indicators import indicate
 from pirl.data.policy_io import PolicyIO
 from pirl.data.robots import Robot, load_robot
 from pirl.envs.base import EnvDescription, EnvObservation
 from pirl.errors import CheckpointError, ConfigError, did_you_mean
 from pirl.interop import Checkpoint, NormStats, load_policy, open_checkpoint, resolve_config
-from pirl.models import Observation, Pi0, Pi0Config, Tokenizer
+from pirl.models import GuidedObservation, Observation, Pi0, Pi0Config, Tokenizer, plan_chunks
 from pirl.models.types import Array
 
 NO_STATISTICS = "none"
-# From observations, and a key for each of them, to chunks.
-Act = Callable[[Observation, Key[Array, " b"]], Float[Array, "b horizon action_dim"]]
+# From observations (guided ones, where it plans guided), and a key for each of them, to chunks.
+Act = Callable[[Any, Key[Array, " b"]], Float[Array, "b horizon action_dim"]]
 
 
 @runtime_checkable
@@ -40,16 +42,20 @@ class ChunkPlanner:
     """Plans by a function from observations and one random key each to chunks, all in the model's units.
 
     The key of a chunk comes from the episode's seed and step, so episodes repeat exactly. Batches are filled up to
-    `batch_size`, so that one compiled program serves however many environments there are.
+    `batch_size`, so that one compiled program serves however many environments there are. If `guided`, the function is
+    given every observation under two prompts: as it is, and with the indicator of good actions.
     """
 
-    def __init__(self, act: Act, policy_io: PolicyIO, *, batch_size: int) -> None:
+    def __init__(self, act: Act, policy_io: PolicyIO, *, batch_size: int, guided: bool = False) -> None:
         if batch_size < 1:
             raise ConfigError(f"batch_size = {batch_size} should be at least 1.")
+        if guided and not policy_io.config.max_token_len:
+            raise ConfigError("guidance speaks through the prompt, and the model has none (max_token_len = 0).")
         self.horizon = policy_io.config.action_horizon
         self.policy_io = policy_io
         self._act = act
         self._batch_size = batch_size
+        self._guided = guided
 
     def plan(
         self, observations: EnvObservation, prompts: Sequence[str], seeds: Sequence[int], steps: Sequence[int]
@@ -58,24 +64,36 @@ class ChunkPlanner:
         robot, size = self.policy_io.robot, self._batch_size
         images = {slot: observations[feature] for slot, feature in robot.cameras.items()}
         state = np.concatenate([observations[column] for column in robot.state], axis=-1)
-        observation = self.policy_io.observation(images, state, list(prompts))
+        observation: Any = self.policy_io.observation(images, state, list(prompts))
+        if self._guided:
+            tokens = self.policy_io.prompt_tokens([indicate(prompt, True) for prompt in prompts], state)
+            observation = GuidedObservation(observation, observation.with_prompt(*tokens))
         numbers = np.array([[seed & 0xFFFFFFFF, seed >> 32, step] for seed, step in zip(seeds, steps, strict=True)])
         chunks = []
         for first in range(0, len(state), size):
             # The last row again and again fills the batch.
             rows = np.minimum(np.arange(first, first + size), len(state) - 1)
-            part: Observation = jax.tree.map(lambda values, rows=rows: values[rows], observation)
+            part = jax.tree.map(lambda values, rows=rows: values[rows], observation)
             chunks.append(self._act(part, _keys(numbers[rows].astype(np.uint32))))
         return self.policy_io.robot_actions(jax.numpy.concatenate(chunks)[: len(state)], state)
 
 
 class PolicyPlanner(ChunkPlanner):
-    """A π₀ policy as a planner."""
+    """A π₀ policy as a planner, under the plain prompt, or guided towards what the indicator of good actions asks for.
 
-    def __init__(self, policy: Pi0, policy_io: PolicyIO, *, batch_size: int, num_steps: int = 10) -> None:
+    `guidance` 0 is the plain prompt alone, 1 the one with the indicator alone; others need both, and twice the time.
+    """
+
+    def __init__(
+        self, policy: Pi0, policy_io: PolicyIO, *, batch_size: int, num_steps: int = 10, guidance: float = 0.0
+    ) -> None:
         if num_steps < 1:
             raise ConfigError(f"num_steps = {num_steps} should be at least 1.")
-        super().__init__(partial(_sample, policy, num_steps=num_steps), policy_io, batch_size=batch_size)
+        if not 0 <= guidance < math.inf:
+            raise ConfigError(f"guidance = {guidance} should be a number of at least 0.")
+        act = partial(_sample, policy, num_steps=num_steps, guidance=guidance)
+        super().__init__(act, policy_io, batch_size=batch_size, guided=guidance != 0)
+        self.guidance = guidance
 
 
 @jax.jit
@@ -86,13 +104,17 @@ def _keys(numbers: UInt32[Array, "b 3"]) -> Key[Array, " b"]:
     return jax.vmap(key)(numbers)
 
 
-@partial(jax.jit, static_argnames="num_steps")
+@partial(jax.jit, static_argnames=("num_steps", "guidance"))
 def _sample(
-    policy: Pi0, observation: Observation, keys: Key[Array, " b"], num_steps: int
+    policy: Pi0,
+    observation: Observation | GuidedObservation,
+    keys: Key[Array, " b"],
+    num_steps: int,
+    guidance: float,
 ) -> Float[Array, "b horizon action_dim"]:
-    shape = (1, policy.config.action_horizon, policy.config.action_dim)
+    shape = (policy.config.action_horizon, policy.config.action_dim)
     noise = jax.vmap(lambda key: jax.random.normal(key, shape))(keys)
-    return policy.sample(policy.encode(observation), num_steps=num_steps, noise=noise)[:, 0]
+    return plan_chunks(policy, observation, noise, num_steps, guidance)
 
 
 def load_planner(
@@ -104,12 +126,13 @@ def load_planner(
     robot: str | None = None,
     asset_id: str | None = None,
     num_steps: int = 10,
+    guidance: float | None = None,
 ) -> PolicyPlanner:
     """The policy of a checkpoint or a run, for an environment; whether they fit is known before anything is loaded.
 
     `robot` is another description of the environment's robot (a preset or a JSON file), such as one with delta actions;
     a policy that was trained here brings its own.
-    `asset_id` chooses among several statistics; "none" does without.
+    `asset_id` chooses among several statistics; "none" does without. `guidance` is the checkpoint's own unless given.
     """
     opened = open_checkpoint(find_policy(checkpoint))
     config = resolve_config(opened, model)
@@ -118,7 +141,10 @@ def load_planner(
     check_policy(seen, config, statistics, description)
     tokenizer = Tokenizer.for_model(config) if config.max_token_len else None
     policy_io = PolicyIO(seen, config, statistics, tokenizer)
-    return PolicyPlanner(load_policy(opened.directory, config), policy_io, batch_size=batch_size, num_steps=num_steps)
+    if guidance is None:
+        guidance = float(opened.description.get("guidance", 0.0))
+    policy = load_policy(opened.directory, config)
+    return PolicyPlanner(policy, policy_io, batch_size=batch_size, num_steps=num_steps, guidance=guidance)
 
 
 def find_policy(path: Path) -> Path:

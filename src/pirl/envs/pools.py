@@ -16,6 +16,8 @@ from pirl.errors import ConfigError
 
 # Of which observations there are pictures: of all, or only of the one after the last action, to plan from.
 Pictures = Literal["all", "last"]
+# Where environments run: on this machine, or on all of a Ray cluster.
+PoolBackend = Literal["local", "ray"]
 
 
 @dataclass(frozen=True)
@@ -100,13 +102,27 @@ def default_size(config: EnvConfig) -> int:
     return most if hasattr(env_class, "make_pool") else min(most, os.cpu_count() or 1)
 
 
-def open_pool(config: EnvConfig, size: int, *, timeout: float = 120.0) -> EnvPool:
-    """A pool of the environment: its own if it has one (`make_pool`), else a process for each slot.
+def open_pool(
+    config: EnvConfig,
+    size: int,
+    *,
+    timeout: float = 120.0,
+    backend: PoolBackend = "local",
+    ray_address: str | None = None,
+) -> EnvPool:
+    """A pool of the environment: its own if it has one (`make_pool`), else a process for each slot, or a Ray actor.
 
-    `timeout` is how many seconds a process may take for one request before it counts as hung.
+    `timeout` is how many seconds a process may take for one request before it counts as hung. With `backend="ray"` the
+    environments run on a cluster: the one at `ray_address`, else at RAY_ADDRESS, else one started on this machine.
     """
     if size < 1:
         raise ConfigError(f"a pool of {size} environments cannot do anything: ask for at least one.")
+    if backend == "ray":
+        from pirl.envs.ray_pool import RayPool
+
+        return RayPool(config, size, timeout=timeout, address=ray_address)
+    if ray_address is not None:
+        raise ConfigError(f"the address {ray_address} of a Ray cluster is for backend = ray; it is {backend}.")
     env_class, options = find_env_class(config)
     if (make_pool := getattr(env_class, "make_pool", None)) is not None:
         pool: EnvPool = make_pool(size, **options)

@@ -15,7 +15,7 @@ from pirl.envs.pools import EnvPool, Lost, Segment, Started
 from pirl.errors import ConfigError, EnvError, did_you_mean
 
 # So many episodes may be lost while nothing has come of any.
-_PATIENCE = 3
+PATIENCE = 3
 # How far the seeds of evaluations lie apart, and in them those of tasks. Each task counts from a round number, because
 # some environments choose among a number of initial states by the seed.
 _SEEDS_APART, _TASKS_APART = 1_000_000, 10_000
@@ -80,24 +80,29 @@ def make_starts(description: EnvDescription, episodes: int, seed: int, task: str
 def roll_out(
     pool: EnvPool,
     actor: Planner | ExpertConfig,
-    starts: Iterable[Start],
+    starts: Iterable[Start | None],
     *,
     execute_steps: int,
     keep_images: bool | Collection[int] = False,
     groups: int | None = None,
+    patience: int = PATIENCE,
 ) -> Iterator[Rollout]:
     """Act an episode from each start, as many at a time as the pool has slots; yields them as they finish.
 
     The order depends on nothing but the arguments. Pictures are kept of all episodes, of none, or of those with certain
     indices; in the others only those are taken that a plan needs. With two groups of slots one is planned for while the
     other steps; the pool knows how many suit it.
+
+    Starts may depend on the episodes that were yielded: None says that there is nothing to begin just now, and those
+    who are free ask again when more has been yielded. It ends with the starts, or at None when nothing is under way.
+    When `patience` episodes are lost and nothing has come of any, an `EnvError` says so.
     """
     _check(pool.description, actor, execute_steps)
     groups = pool.groups if groups is None else groups
     if groups < 1:
         raise ConfigError(f"groups = {groups} should be at least 1.")
     parts = [[int(slot) for slot in part] for part in np.array_split(np.arange(pool.size), min(groups, pool.size))]
-    return _Rollouts(pool, actor, enumerate(starts), execute_steps, keep_images).run(parts)
+    return _Rollouts(pool, actor, iter(starts), execute_steps, keep_images, patience).run(parts)
 
 
 @dataclass
@@ -123,22 +128,24 @@ class _Rollouts:
 
     pool: EnvPool
     actor: Planner | ExpertConfig
-    starts: Iterator[tuple[int, Start]]
+    starts: Iterator[Start | None]
     execute_steps: int
     keep_images: bool | Collection[int]
+    patience: int
     running: dict[int, _Running] = field(default_factory=dict)
+    begun: int = 0
     lost: int = 0
     has_stepped: bool = False
 
     def run(self, parts: Sequence[Sequence[int]]) -> Iterator[Rollout]:
         """Turn by turn: whatever is done with one group, the others are busy meanwhile."""
-        for part in parts:
-            for slot in part:
-                self._start(slot)
+        slots = [slot for part in parts for slot in part]
+        self._start(slots)
         while self.running:
             for part in parts:
                 # Everything is queued again before the consumer gets to work.
                 yield from self._turn([slot for slot in part if slot in self.running])
+                self._start([slot for slot in slots if slot not in self.running])
 
     def _turn(self, slots: Sequence[int]) -> list[Rollout]:
         if not slots:
@@ -148,21 +155,23 @@ class _Rollouts:
             running = self.running[slot]
             self._take(running, answer)
             if isinstance(answer, Lost) or (isinstance(answer, Segment) and (answer.terminated or answer.truncated)):
-                finished.append(self._finish(running, answer))
-                self._start(slot)
+                finished.append(self._finish(self.running.pop(slot), answer))
+                self._start([slot])
             else:
                 ready.append(slot)
         self._check_hope(finished)
         self._act(ready)
         return finished
 
-    def _start(self, slot: int) -> None:
-        self.running.pop(slot, None)
-        for index, start in self.starts:
+    def _start(self, slots: Sequence[int]) -> None:
+        """Give the free slots something to do, as far as there is something."""
+        for slot in slots:
+            if (start := next(self.starts, None)) is None:
+                return
+            index, self.begun = self.begun, self.begun + 1
             keeps_images = self.keep_images if isinstance(self.keep_images, bool) else index in self.keep_images
             self.running[slot] = _Running(index, start, keeps_images)
             self.pool.start(slot, start, self.actor if isinstance(self.actor, ExpertConfig) else None)
-            return
 
     def _take(self, running: _Running, answer: Started | Segment | Lost) -> None:
         if isinstance(answer, Lost):
@@ -185,7 +194,7 @@ class _Rollouts:
         self.lost += len(reasons)
         # Something may still come of an episode that has begun, however many of its neighbours were lost.
         is_hopeless = not self.has_stepped and all(running.started is None for running in self.running.values())
-        if reasons and is_hopeless and self.lost >= _PATIENCE:
+        if reasons and is_hopeless and self.lost >= self.patience:
             raise EnvError(f"the first {self.lost} episodes were lost before anything came of them: {reasons[-1]}")
 
     def _kept(self, running: _Running, observations: EnvObservation) -> EnvObservation:
@@ -204,7 +213,7 @@ class _Rollouts:
         chunks = self.actor.plan(
             {name: np.stack([each.latest[name] for each in episodes]) for name in episodes[0].latest},
             [each.started.prompt for each in episodes if each.started is not None],
-            [each.start.seed for each in episodes],
+            [each.start.acting_seed for each in episodes],
             [each.steps for each in episodes],
         )
         _check_plan(chunks, len(slots), self.pool.description, self.execute_steps)

@@ -79,7 +79,7 @@ class Stepper:
                 raise EnvError(f"{name!r} has the dtype {values.dtype} instead of uint8.")
             if values.shape != shape:
                 raise EnvError(f"{name!r} has the shape {values.shape} instead of {shape}.")
-            if not np.all(np.isfinite(values)):
+            if name in columns and not np.all(np.isfinite(values)):
                 raise EnvError(f"{name!r} holds {values[~np.isfinite(values)][0]}.")
             checked[name] = values
         return checked

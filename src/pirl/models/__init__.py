@@ -9,13 +9,14 @@ from pirl.models.config import (
     list_model_configs,
 )
 from pirl.models.lora import merge_lora
-from pirl.models.observation import Observation, preprocess
+from pirl.models.observation import GuidedObservation, Observation, preprocess
 from pirl.models.parameters import expected_parameters, get_parameters, set_parameters
-from pirl.models.pi0 import Pi0, Prefix, abstract_model, create_model
+from pirl.models.pi0 import Pi0, Prefix, abstract_model, create_model, plan_chunks
 from pirl.models.tokenizer import Tokenizer, find_tokenizer
 
 __all__ = [
     "ExpertConfig",
+    "GuidedObservation",
     "LoraConfig",
     "Observation",
     "Pi0",
@@ -31,6 +32,7 @@ __all__ = [
     "get_parameters",
     "list_model_configs",
     "merge_lora",
+    "plan_chunks",
     "preprocess",
     "set_parameters",
 ]

@@ -28,6 +28,10 @@ class Observation:
     tokenized_prompt: Int[Array, "b tokens"] | None = None
     tokenized_prompt_mask: Bool[Array, "b tokens"] | None = None
 
+    def with_prompt(self, tokens: Int[Array, "b tokens"], mask: Bool[Array, "b tokens"]) -> "Observation":
+        """The same under another prompt."""
+        return replace(self, tokenized_prompt=tokens, tokenized_prompt_mask=mask)
+
     @classmethod
     def from_dict(cls, data: Mapping[str, Any], config: Pi0Config) -> "Observation":
         """Build from OpenPI's dictionary (`image`, `image_mask`, `state`, `tokenized_prompt`, …) of batched arrays.
@@ -60,6 +64,15 @@ class Observation:
         check_shapes(observation, config)
         _check_values(observation)
         return observation
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class GuidedObservation:
+    """The same observations under two prompts: the plain one, and one that asks for good actions."""
+
+    plain: Observation
+    indicated: Observation
 
 
 def check_shapes(observation: Observation, config: Pi0Config) -> None:

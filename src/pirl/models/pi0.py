@@ -1,7 +1,8 @@
 """The π₀ / π₀.₅ policy and its three verbs: `encode` an observation, take the `flow_loss`, `sample` action chunks."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -10,10 +11,12 @@ from jaxtyping import Bool, Float, PRNGKeyArray
 
 from pirl.errors import ObservationError
 from pirl.models.config import Pi0Config
-from pirl.models.observation import Observation, preprocess
+from pirl.models.observation import GuidedObservation, Observation, preprocess
 from pirl.models.transformer import KVCache, Transformer, attention_mask
 from pirl.models.types import Array
 from pirl.models.vision import VisionTower
+
+Solver = Literal["euler", "midpoint"]
 
 
 @jax.tree_util.register_dataclass
@@ -112,9 +115,21 @@ class Pi0(nnx.Module):
         Noise and time are drawn from `rng` unless given. Steps that are not `valid` get loss 0. The error is averaged
         over all action dimensions, padding included, as OpenPI does, or over the first `real_action_dim` only.
         """
-        self._check_chunks("actions", actions)
         if real_action_dim is not None and not 0 < real_action_dim <= self.config.action_dim:
             raise ValueError(f"real_action_dim = {real_action_dim} is not within 1..{self.config.action_dim}.")
+        return step_losses(self.flow_errors(prefix, actions, rng, noise=noise, time=time), valid, real_action_dim)
+
+    def flow_errors(
+        self,
+        prefix: Prefix,
+        actions: Float[Array, "b horizon action_dim"],
+        rng: PRNGKeyArray | None = None,
+        *,
+        noise: Float[Array, "b horizon action_dim"] | None = None,
+        time: Float[Array, " b"] | None = None,
+    ) -> Float[Array, "b horizon action_dim"]:
+        """What the flow loss averages: squared errors of the predicted flow, per step and dimension."""
+        self._check_chunks("actions", actions)
         if noise is None or time is None:
             if rng is None:
                 raise ValueError("flow_loss needs an rng, or both noise and time.")
@@ -124,10 +139,7 @@ class Pi0(nnx.Module):
         self._check_chunks("noise", noise)
         t = time[:, None, None]
         x_t = t * noise + (1 - t) * actions
-        error = jnp.square(self.velocity(prefix, x_t[:, None], time)[:, 0] - (noise - actions))
-        loss = jnp.mean(error[..., :real_action_dim], axis=-1)
-        # `where` besides the product: what lies past the end of an episode may be anything, NaN too.
-        return loss if valid is None else jnp.where(valid, loss * valid, 0.0)
+        return jnp.square(self.velocity(prefix, x_t[:, None], time)[:, 0] - (noise - actions))
 
     def sample(
         self,
@@ -137,10 +149,17 @@ class Pi0(nnx.Module):
         num_steps: int = 10,
         *,
         noise: Float[Array, "b n horizon action_dim"] | None = None,
+        guide: Prefix | None = None,
+        guidance: float = 1.0,
+        solver: Solver = "euler",
     ) -> Float[Array, "b n horizon action_dim"]:
-        """Draw `n` chunks per observation by integrating the flow in `num_steps` Euler steps.
+        """Draw `n` chunks per observation by integrating the flow, which is evaluated `num_steps` times.
 
-        The starting noise is drawn from `rng` unless given. Differentiable in reverse mode.
+        Euler's method is OpenPI's. In ten steps it loses an eighth of the spread of what the policy has learned, and more
+        where that is narrow; the midpoint method, at the same cost, hardly any.
+        The starting noise is drawn from `rng` unless given. Differentiable in reverse mode. A `guide` is the same
+        observation under another prompt: the flow goes from that of `prefix` towards, and with a `guidance` above 1
+        beyond, that of the guide.
         """
         if noise is None:
             if rng is None:
@@ -152,15 +171,27 @@ class Pi0(nnx.Module):
         self._check_chunks("noise", noise)
         if num_steps < 1:
             raise ValueError(f"num_steps = {num_steps}: sampling takes at least one step.")
-        step = -1.0 / num_steps
+        if solver == "midpoint" and num_steps % 2:
+            raise ValueError(f"num_steps = {num_steps}: the midpoint method evaluates the flow twice in each step.")
+        length = num_steps if solver == "euler" else num_steps // 2
+        step = -1.0 / length
 
-        def euler(state: tuple[Array, Array], _: None) -> tuple[tuple[Array, Array], None]:
+        def flow(x_t: Array, time: Array) -> Array:
+            times = jnp.broadcast_to(time, x_t.shape[:1])
+            velocity = self.velocity(prefix, x_t, times)
+            if guide is not None:
+                velocity = velocity + guidance * (self.velocity(guide, x_t, times) - velocity)
+            return velocity
+
+        def move(state: tuple[Array, Array], _: None) -> tuple[tuple[Array, Array], None]:
             x_t, time = state
-            velocity = self.velocity(prefix, x_t, jnp.broadcast_to(time, x_t.shape[:1]))
+            velocity = flow(x_t, time)
+            if solver == "midpoint":
+                velocity = flow(x_t + step / 2 * velocity, time + step / 2)
             # Time is accumulated, not multiplied out: the embedding is sensitive enough to tell the difference.
             return (x_t + step * velocity, time + step), None
 
-        (actions, _), _ = jax.lax.scan(euler, (noise, jnp.float32(1.0)), length=num_steps)
+        (actions, _), _ = jax.lax.scan(move, (noise, jnp.float32(1.0)), length=length)
         return actions
 
     # --- what they are made of -----------------------------------------------------------------------------------
@@ -226,6 +257,39 @@ class Pi0(nnx.Module):
                 f"{name} of shape {chunks.shape} do not fit the model, whose chunks end in {wanted}: "
                 "pad narrower actions with zeros, and cut chunks to action_horizon."
             )
+
+
+def step_losses(
+    errors: Float[Array, "b horizon action_dim"],
+    valid: Bool[Array, "b horizon"] | Float[Array, "b horizon"] | None = None,
+    real_action_dim: int | None = None,
+) -> Float[Array, "b horizon"]:
+    """Errors per step, averaged over all action dimensions or the first `real_action_dim`; 0 where not `valid`."""
+    loss = jnp.mean(errors[..., :real_action_dim], axis=-1)
+    # `where` besides the product: what lies past the end of an episode may be anything, NaN too.
+    return loss if valid is None else jnp.where(valid, loss * valid, 0.0)
+
+
+def plan_chunks(
+    policy: Pi0,
+    observation: Observation | GuidedObservation,
+    noise: Float[Array, "b horizon action_dim"],
+    num_steps: int,
+    guidance: float = 1.0,
+    solver: Solver = "euler",
+) -> Float[Array, "b horizon action_dim"]:
+    """One chunk for each observation, from its own noise; guided if there are two prompts, and by as much as is said."""
+    guide = None
+    if isinstance(observation, GuidedObservation):
+        # They differ in the prompt only: named once, the pictures enter the compiled program once.
+        plain, indicated = observation.plain, replace(observation.indicated, images=observation.plain.images)
+        guide = None if guidance in (0, 1) else policy.encode(indicated)
+        observation = indicated if guidance == 1 else plain
+    prefix = policy.encode(observation)
+    chunks = policy.sample(
+        prefix, num_steps=num_steps, noise=noise[:, None], guide=guide, guidance=guidance, solver=solver
+    )
+    return chunks[:, 0]
 
 
 def sample_time(rng: PRNGKeyArray, batch: int) -> Float[Array, " b"]:

@@ -1,29 +1,44 @@
 """Learners in environments: how they act, and whose success is measured."""
 
 from functools import partial
+from typing import TypeGuard
 
 import jax
 from jaxtyping import Float, Key
 
 from pirl.agents.base import Agent
+from pirl.agents.ript import RIPTAgent
 from pirl.config import EvaluationConfig
 from pirl.data import PolicyIO
 from pirl.envs.planner import ChunkPlanner, PolicyPlanner
 from pirl.envs.pools import EnvPool
-from pirl.models import Observation
+from pirl.models import GuidedObservation, Observation
 from pirl.models.types import Array
 
 
 def agent_planner(agent: Agent, policy_io: PolicyIO, pool: EnvPool) -> ChunkPlanner:
-    """The learner as it acts: for ACRLPD, its critics choose among samples of the policy."""
-    return ChunkPlanner(partial(_act, agent), policy_io, batch_size=_batch_size(pool))
+    """The learner as it acts: ACRLPD's critics choose among samples; RIPT under guidance steers by the prompt."""
+    return ChunkPlanner(partial(_act, agent), policy_io, batch_size=_batch_size(pool), guided=_is_guided(agent))
+
+
+def practice_planner(agent: Agent, policy_io: PolicyIO, pool: EnvPool) -> ChunkPlanner:
+    """The learner as it acts where it learns from what it does."""
+    if not isinstance(agent, RIPTAgent):
+        return agent_planner(agent, policy_io, pool)
+    return ChunkPlanner(partial(_practise, agent), policy_io, batch_size=_batch_size(pool), guided=_is_guided(agent))
 
 
 def evaluated_planner(agent: Agent, policy_io: PolicyIO, pool: EnvPool, config: EvaluationConfig) -> ChunkPlanner:
     """Whose success is measured: the learner's, or that of the policy it exports."""
     if config.best_of_n:
         return agent_planner(agent, policy_io, pool)
-    return PolicyPlanner(agent.policy(), policy_io, batch_size=_batch_size(pool))
+    # As the checkpoint says of itself, so that it is measured as it will act elsewhere.
+    guidance = agent.config.guidance_weight if _is_guided(agent) else 0.0
+    return PolicyPlanner(agent.policy(), policy_io, batch_size=_batch_size(pool), guidance=guidance)
+
+
+def _is_guided(agent: Agent) -> TypeGuard[RIPTAgent]:
+    return isinstance(agent, RIPTAgent) and agent.config.weighting == "guidance"
 
 
 def _batch_size(pool: EnvPool) -> int:
@@ -32,5 +47,14 @@ def _batch_size(pool: EnvPool) -> int:
 
 
 @jax.jit
-def _act(agent: Agent, observation: Observation, keys: Key[Array, " b"]) -> Float[Array, "b horizon action_dim"]:
+def _act(
+    agent: Agent, observation: Observation | GuidedObservation, keys: Key[Array, " b"]
+) -> Float[Array, "b horizon action_dim"]:
     return agent.act(observation, keys)
+
+
+@jax.jit
+def _practise(
+    agent: RIPTAgent, observation: Observation | GuidedObservation, keys: Key[Array, " b"]
+) -> Float[Array, "b horizon action_dim"]:
+    return agent.practise(observation, keys)

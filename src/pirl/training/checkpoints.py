@@ -34,7 +34,7 @@ from pirl.training.records import (
     read_record,
     write_record,
 )
-from pirl.training.retention import make_room, put_in_place, record_best, sweep
+from pirl.training.retention import discard_after, make_room, put_in_place, record_best, sweep
 from pirl.training.run import RunDirectory, saved_steps
 
 _ARRAYS = "arrays"
@@ -155,6 +155,11 @@ class Checkpoints:
         raise CheckpointError(
             f"no checkpoint could be restored:{listing}\nPut one back from a copy, or begin again (--overwrite)."
         )
+
+    def discard_after(self, step: int) -> None:
+        """Delete all checkpoints of later steps but for the best policy: the run goes another way from there."""
+        self.wait()
+        discard_after(self._run, step)
 
     def close(self) -> None:
         """Finish what is being saved, and let go. Raises what went wrong in it."""

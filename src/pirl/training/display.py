@@ -21,10 +21,16 @@ Activity = Literal["data", "update", "rollout", "evaluation", "checkpoint"]
 
 
 class Display:
-    """Progress of a run. Lines of text come at most every `every` steps; what is said also goes to the file `log`."""
+    """Progress of a run. Lines of text come at most every `every` steps, or not by themselves (None).
 
-    def __init__(self, total_steps: int, title: str, *, every: int = 1, log: Path | None = None):
+    What is said also goes to the file `log`. `unit` is what steps are called.
+    """
+
+    def __init__(
+        self, total_steps: int, title: str, *, unit: str = "step", every: int | None = 1, log: Path | None = None
+    ):
         self._total = total_steps
+        self._unit = unit
         self._title = title
         self._every = every
         self._stream = sys.stderr
@@ -74,8 +80,10 @@ class Display:
         self._speed = (timing or {}).get("steps_per_second", self._speed)
         if self._began is None:
             self._began = time.monotonic(), step
+        if self._live is not None or self._every is None:
+            return
         due = self._shown_step is None or step >= self._shown_step + self._every or step == self._total
-        if self._live is None and due and step != self._shown_step:
+        if due and step != self._shown_step:
             self._shown_step = step
             self._print(self._line())
 
@@ -108,7 +116,7 @@ class Display:
             self._log.handle(logging.LogRecord("pirl", level, "", 0, text, None, trace))
 
     def _line(self) -> str:
-        words = [f"step {self._step}/{self._total}", *describe(self._values), *self._pace()]
+        words = [f"{self._unit} {self._step}/{self._total}", *describe(self._values), *self._pace()]
         return "  ".join(words)
 
     def _pace(self) -> list[str]:

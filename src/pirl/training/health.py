@@ -95,6 +95,7 @@ class Health:
 
     def restore(self, state: Mapping[str, int]) -> None:
         """Go on from the counts of a checkpoint."""
+        self._waiting.clear()
         self.skipped, self.in_a_row = state["skipped"], state["in_a_row"]
 
     def _look(self, step: int, metrics: Mapping[str, Any], batch: Any) -> None:

@@ -38,15 +38,23 @@ class MetricsLog:
         hyperparameters: Mapping[str, Any] | None = None,
     ):
         """Begin, or go on from a `position()`: what was written after it is cut off."""
-        position = resume_at or {"metrics": 0, "timing": 0, "sums": {}, "counters": {}}
-        self._metrics = JsonLines(run / "metrics.jsonl", position["metrics"])
-        self._timing = JsonLines(run / "timing.jsonl", position["timing"])
+        self._run, self._config, self._hyperparameters = run, config, hyperparameters or {}
+        self._open(resume_at or {"metrics": 0, "timing": 0, "sums": {}, "counters": {}})
+
+    def rewind(self, position: Mapping[str, Any]) -> None:
+        """Go back to a `position()`, as a run does that goes on from an earlier checkpoint."""
+        self.close()
+        self._open(position)
+
+    def _open(self, position: Mapping[str, Any]) -> None:
+        self._metrics = JsonLines(self._run / "metrics.jsonl", position["metrics"])
+        self._timing = JsonLines(self._run / "timing.jsonl", position["timing"])
         self._sums = {name: (float(total), int(count)) for name, (total, count) in position["sums"].items()}
         self._counters = {name: int(count) for name, count in position["counters"].items()}
         self._waiting: list[tuple[tuple[str, ...], Array]] = []
         last = self._metrics.last()
         next_step = last["step"] + 1 if last else 0
-        self._trackers = list(open_trackers(run, config, next_step, hyperparameters or {}))
+        self._trackers = list(open_trackers(self._run, self._config, next_step, self._hyperparameters))
 
     @property
     def hints(self) -> list[str]:

@@ -1,4 +1,4 @@
-"""Practice: rounds of episodes that the learner acts by itself, and the updates that are owed for them."""
+"""Online practice: rounds of episodes that the learner acts by itself, and the updates that are owed for them."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -6,22 +6,24 @@ from typing import Any
 
 import numpy as np
 
+from pirl.agents.base import Agent
 from pirl.config import OnlineConfig
-from pirl.data import ChunkBatch, ChunkSampler, ReplayBuffer
+from pirl.data import ChunkBatch, ChunkSampler, PolicyIO, ReplayBuffer
 from pirl.data.outcomes import OutcomeConfig, shaped_rewards
 from pirl.data.replay_episodes import Episode
 from pirl.data.robots import Robot
-from pirl.envs.planner import Planner
 from pirl.envs.pools import EnvPool
 from pirl.envs.rollouts import Rollout, make_starts, roll_out
 from pirl.errors import EnvError
+from pirl.training.acting import practice_planner
+from pirl.training.practice import Told
 from pirl.training.writers import Number
 
 # So many rounds may be lost as a whole.
 _PATIENCE = 3
 
 
-class Practice:
+class OnlinePractice:
     """Collects rounds of whole episodes into a replay buffer. Between rounds nothing is under way, so it can be saved.
 
     Every environment step brings `utd_ratio` updates that are owed, made `updates_per_scan` at a time on batches of
@@ -36,11 +38,11 @@ class Practice:
         replay: ReplayBuffer,
         sampler: ChunkSampler,
         *,
-        robot: Robot,
+        policy_io: PolicyIO,
         execute_steps: int,
     ):
         """`sampler` mixes prior data with what is in `replay`."""
-        self._config, self._outcomes, self._robot = config, outcomes, robot
+        self._config, self._outcomes, self._policy_io = config, outcomes, policy_io
         self._pool, self._replay, self._sampler, self._execute_steps = pool, replay, sampler, execute_steps
         self._counts = {"rounds": 0, "barren": 0, "env_steps": 0, "episodes": 0, "lost": 0, "updates": 0}
 
@@ -60,21 +62,27 @@ class Practice:
         """Updates made so far, or at least given their batches."""
         return self._counts["updates"]
 
+    @property
+    def rounds(self) -> int:
+        """Rounds so far."""
+        return self._counts["rounds"]
+
     def batches(self) -> list[ChunkBatch]:
         """The batches of the next updates."""
         first, count = self._counts["updates"], self._config.updates_per_scan
         self._counts["updates"] += count
         return [self._sampler.batch(step) for step in range(first, first + count)]
 
-    def collect(self, planner: Planner) -> dict[str, Number]:
-        """One round of episodes; returns what there is to tell."""
+    def collect(self, agent: Agent) -> Told:
+        """One round of episodes."""
+        planner = practice_planner(agent, self._policy_io, self._pool)
         count, first = self._config.episodes_per_round, self._counts["rounds"] * self._config.episodes_per_round
         starts = make_starts(self._pool.description, first + count, self._config.seed)[first:]
         rollouts = list(roll_out(self._pool, planner, starts, execute_steps=self._execute_steps, keep_images=True))
         rollouts.sort(key=lambda rollout: rollout.index)
         finished = [rollout for rollout in rollouts if rollout.lost is None and len(rollout)]
         for rollout in finished:
-            self._replay.add(shaped_episode(rollout, self._robot, self._outcomes))
+            self._replay.add(shaped_episode(rollout, self._policy_io.robot, self._outcomes))
         self._counts["rounds"] += 1
         self._counts["barren"] = 0 if finished else self._counts["barren"] + 1
         if self._counts["barren"] >= _PATIENCE:
@@ -89,7 +97,14 @@ class Practice:
         if finished:
             told["online/success"] = float(np.mean([rollout.success for rollout in finished]))
             told["online/length"] = float(np.mean([len(rollout) for rollout in finished]))
-        return told
+        return Told(told)
+
+    def conclude(self, agent: Agent, loss: float | None) -> Told:
+        """Nothing is looked at between rounds."""
+        return Told()
+
+    def close(self) -> None:
+        """Everything is written as it comes."""
 
     def state(self) -> dict[str, Any]:
         """For a checkpoint."""

@@ -54,6 +54,16 @@ def make_room(run: RunDirectory, config: CheckpointConfig, step: int) -> None:
             _discard(run.policies / str(saved))
 
 
+def discard_after(run: RunDirectory, step: int) -> None:
+    """Delete the states, and the policies but for the best, of all later steps."""
+    for saved in saved_steps(run.states):
+        if saved > step:
+            _discard(run.states / str(saved))
+    for saved in saved_steps(run.policies):
+        if saved > step and saved != _read_best(run).get("step"):
+            _discard(run.policies / str(saved))
+
+
 def put_in_place(partial: Path, directory: Path) -> None:
     """Give a complete directory its name, in one rename; one that is there already is put aside meanwhile."""
     replaced = directory.with_name(f".{directory.name}.replaced")

@@ -31,6 +31,12 @@ FREE_ON_RESUME = (
     "from_scratch",
     "steps",
     "online.env_steps",
+    "rollout.iterations",
+    "rollout.backend",
+    "rollout.ray_address",
+    "rollout.save_dataset",
+    "rollout.videos_every",
+    "rollout.max_barren",
     "fsdp_devices",
     "data.prefetch",
     "evaluation.videos",
@@ -126,6 +132,11 @@ class RunDirectory:
     def replay(self) -> Path:
         """Episodes of the online phase."""
         return self.path / "replay"
+
+    @property
+    def rollouts(self) -> Path:
+        """A LeRobot dataset of the attempts of a RIPT run."""
+        return self.path / "rollouts"
 
     @property
     def videos(self) -> Path:

@@ -15,6 +15,7 @@ from jaxtyping import Float64
 from pirl.agents.acrlpd import ACRLPDAgent, ACRLPDConfig
 from pirl.agents.base import Agent
 from pirl.agents.bc import BCAgent
+from pirl.agents.ript import RIPTAgent, RIPTConfig
 from pirl.config import RLTrainConfig, check_data
 from pirl.data import (
     AnchorStream,
@@ -195,6 +196,8 @@ def _shapes(setup: Setup) -> Agent:
 def _create(config: RLTrainConfig, action_dim: int, policy: Pi0, rng: jax.Array) -> Agent:
     if isinstance(config.agent, ACRLPDConfig):
         return ACRLPDAgent.create(config.agent, policy, rng, real_action_dim=action_dim)
+    if isinstance(config.agent, RIPTConfig):
+        return RIPTAgent.create(config.agent, policy, rng, real_action_dim=action_dim)
     return BCAgent.create(config.agent, policy, rng, real_action_dim=action_dim)
 
 

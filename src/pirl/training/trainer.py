@@ -2,7 +2,6 @@
 
 import contextlib
 import functools
-import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,22 +9,20 @@ import jax
 import numpy as np
 
 from pirl.agents.base import Metrics
+from pirl.agents.ript import RIPTConfig
 from pirl.config import RLTrainConfig, format_config, to_plain
-from pirl.data import ChunkBatch, Loader, ReplayBuffer
-from pirl.envs.evaluation import evaluate
-from pirl.envs.pools import EnvPool, default_size, open_pool
-from pirl.envs.rollouts import make_starts
-from pirl.envs.video import write_films
-from pirl.errors import DataError, UserError
-from pirl.files import write_file
-from pirl.training.acting import agent_planner, evaluated_planner
+from pirl.data import Loader
+from pirl.errors import DataError, TrainingError, UserError
 from pirl.training.checkpoints import Checkpoints
 from pirl.training.compiling import use_compilation_cache
 from pirl.training.display import Display, Stopwatch
 from pirl.training.health import EarlyStopping, Health, StopSignal
+from pirl.training.iteration_health import IterationHealth, Problem
+from pirl.training.measuring import measure_losses, measure_success
 from pirl.training.metrics import MetricsLog
-from pirl.training.online import Practice
-from pirl.training.run import RunDirectory
+from pirl.training.practice import Told
+from pirl.training.practising import make_practice, open_environments
+from pirl.training.run import RunDirectory, saved_steps
 from pirl.training.setup import Setup, agent_shapes, check_env, create_agent, data_identity, set_up
 from pirl.training.updates import compile_updates
 from pirl.training.writers import Number, check_trackers
@@ -48,7 +45,7 @@ def train(
     ) as run:
         try:
             setup = set_up(config)
-            display = Display(_total_steps(config), exp_name, every=config.logging.every, log=run.log_file)
+            display = _make_display(config, exp_name, run)
             with display, Trainer(setup, run, display) as trainer:
                 return trainer.run()
         except UserError:
@@ -66,7 +63,10 @@ class Trainer:
         self._compiled: set[str] = set()
         self._data_identity = data_identity(setup)
         self._measured: dict[str, Number] = {}
-        self._step = self._first_step = 0
+        self._losses: list[jax.Array] = []
+        self._step = self._first_step = self._good_step = 0
+        self._saved_at = (0, 0)
+        self._timed_step = self._logged_step = self._evaluated_step = self._looked_at = 0
         saved = None
         display.say(f"{config.name} in {run.path}")
         self._open = contextlib.ExitStack()
@@ -74,21 +74,23 @@ class Trainer:
             self._checkpoints = self._open.enter_context(Checkpoints(run, config.checkpoints))
             self._health = Health(config.health, run.bad_batches, run.states, self._checkpoints.wait)
             self._stopping = EarlyStopping(config.stopping)
-            self._pool = self._open_pool()
-            self._practice = self._prepare_practice()
-            if self._checkpoints.latest() is None:
+            self._watch = IterationHealth(config.health)
+            is_new = self._checkpoints.latest() is None
+            self._pool = open_environments(config)
+            if self._pool is not None:
+                self._open.enter_context(self._pool)
+                check_env(setup, self._pool)
+            self._practice = make_practice(setup, self._pool, run, is_new=is_new, branch=lambda: len(self._rollbacks))
+            if self._practice is not None:
+                self._open.callback(self._practice.close)
+            if is_new:
                 with self._compiling("the learner"):
                     self._agent = create_agent(setup)
+                self._take_positions(None)
             else:
-                self._agent, saved, self._step = self._checkpoints.restore(agent_shapes(setup))
+                saved = self._restore()
                 self._refuse_other_data(saved["data"])
-                self._health.restore(saved["health"])
-                self._stopping.restore(saved["stopping"])
-                if self._practice is not None and saved["practice"] is not None:
-                    self._practice.restore(saved["practice"])
-            self._saved_step = self._first_step = self._timed_step = self._step
-            self._logged_step = 0 if saved is None else saved["logged_step"]
-            self._evaluated_step = 0 if saved is None else saved["evaluated_step"]
+            self._first_step, self._began_at = self._step, (self._step, self._clock())
             self._sampler_state = None if saved is None else saved["sampler"]
             self._loader = self._open_loader()
             self._log = self._open.enter_context(
@@ -106,6 +108,8 @@ class Trainer:
         """Until everything is learned, nothing improves any more, or somebody says stop."""
         self._say_hello()
         self._stop_early = self._was_stopped()
+        if self._config.goes_by_iterations and self._checkpoints.latest() is None:
+            self._save()  # something to go back to
         with StopSignal(self._display.note) as signal:
             while not (self._is_over() or self._stop_early or signal.requested):
                 if not self._is_offline() and not self._practise():
@@ -116,15 +120,18 @@ class Trainer:
                     self._agent, metrics = update(self._agent, batch, self._keys(count))
                 before, self._step = self._step, self._step + count
                 self._log.add(metrics)
-                self._health.check(self._step - 1, metrics, batch)
-                if self._due(before, self._config.logging.every):
+                if not self._is_sound(metrics, batch):
+                    continue
+                if _is_passed(before, self._step, self._config.logging.every):
                     self._write_log()
-                if self._due(before, self._config.validation_every):
+                if self._due(self._config.validation_every):
                     self._stop_early |= self._measure(self._validation())
-                if self._due(before, self._config.evaluation.every):
+                if self._due(self._config.evaluation.every):
                     self._stop_early |= self._measure(self._evaluation())
-                if self._due(before, self._config.checkpoints.every) and not (self._is_over() or self._stop_early):
+                is_last = self._is_over() or self._stop_early
+                if self._due(self._config.checkpoints.every) and not is_last:
                     self._save()
+                self._looked_at = self._clock()
             self._finish(signal)
         return signal.exit_code
 
@@ -140,18 +147,26 @@ class Trainer:
         stopping = self._config.stopping
         return stopping.metric is not None and self._stopping.state()["waited"] >= stopping.patience
 
-    def _due(self, before: int, every: int) -> bool:
-        """Whether a multiple of `every` was passed."""
-        return every > 0 and self._step // every > before // every
+    def _clock(self) -> int:
+        """What measurements and checkpoints are counted by: updates made, or iterations that came to their end."""
+        if not self._config.goes_by_iterations:
+            return self._step
+        return 0 if self._practice is None else self._practice.rounds
+
+    def _due(self, every: int) -> bool:
+        """Whether the clock has passed a multiple of `every` since it was last looked at."""
+        return _is_passed(self._looked_at, self._clock(), every)
 
     def _keys(self, count: int) -> jax.Array:
         """The randomness of an update follows from the seed and its number; of several, one key each."""
         key = jax.random.key(self._config.seed)
+        if rollbacks := len(self._rollbacks):
+            key = jax.random.fold_in(key, rollbacks)
         if count == 1:
             return jax.random.fold_in(key, self._step)
         return jax.vmap(lambda step: jax.random.fold_in(key, step))(np.arange(self._step, self._step + count))
 
-    def _next_batch(self) -> tuple[ChunkBatch, int]:
+    def _next_batch(self) -> tuple[Any, int]:
         """A batch on the device, or several stacked for updates that are compiled into one; and how many."""
         with self._stopwatch("data"):
             if self._is_offline():
@@ -183,23 +198,105 @@ class Trainer:
     def _practise(self) -> bool:
         """Collect a round of episodes if no updates are owed; says whether there are any now."""
         assert self._practice is not None
-        assert self._pool is not None
-        if not self._practice.owes_updates:
-            with self._display.phase("practising"), self._stopwatch("rollout"), self._compiling("acting"):
-                told = self._practice.collect(agent_planner(self._agent, self._setup.policy_io, self._pool))
-            self._stop_early |= self._measure(told)
+        if self._practice.owes_updates:
+            return True
+        with self._display.phase("practising"), self._stopwatch("rollout"), self._compiling("acting"):
+            told = self._practice.collect(self._agent)
+        self._losses = []
+        self._tell(told)
+        success, speed = told.metrics.get("rollout/success"), told.timing.get("env_steps_per_second")
+        if problem := self._watch.after_rollouts(success, speed):
+            if self._respond(problem):
+                return False
+        elif success is not None:
+            self._good_step = self._step
         return self._practice.owes_updates
+
+    def _is_sound(self, metrics: Metrics, batch: Any) -> bool:
+        """Look at an update, and at what has come of a round when it was the last; False if the run went back."""
+        try:
+            self._health.check(self._step - 1, metrics, batch)
+            if self._config.goes_by_iterations and not (self._practice and self._practice.owes_updates):
+                self._health.finish()  # so that nothing of it comes to light later, in the next iteration
+        except TrainingError as error:
+            if self._config.health.action != "rollback" or not self._go_back(str(error)):
+                raise
+            return False
+        if not self._config.goes_by_iterations or self._practice is None:
+            return True
+        self._losses.append(metrics["loss"])
+        if self._practice.owes_updates:
+            return True
+        with self._display.phase("looking back"), self._stopwatch("rollout"):
+            told = self._practice.conclude(self._agent, float(np.mean(jax.device_get(self._losses))))
+        self._tell(told)
+        problem = self._watch.after_updates(told.metrics.get("rollout/drift"))
+        return problem is None or not self._respond(problem)
+
+    def _tell(self, told: Told) -> None:
+        for line in told.lines:
+            self._display.say(line)
+        if told.timing:
+            self._log.write_timing(self._step, told.timing)
+        if told.metrics:
+            self._stop_early |= self._measure(dict(told.metrics))
+
+    # --- when an iteration does not go well -----------------------------------------------------------------------
+
+    @property
+    def _rollbacks(self) -> list[Any]:
+        """How often the run has gone back to an earlier checkpoint, and why."""
+        return list(self._run.metadata.get("rollbacks", []))
+
+    def _respond(self, problem: Problem) -> bool:
+        """Warn, go back, or stop, as configured; says whether the run went back."""
+        action = self._config.health.action
+        if action == "warn" or (action == "rollback" and not problem.can_go_back):
+            self._display.say(f"warning: {problem.reason}.")
+            return False
+        if action == "rollback" and self._go_back(problem.reason):
+            return True
+        self._checkpoints.wait()
+        tried = f" after {len(self._rollbacks)} roll-backs" if self._rollbacks else ""
+        raise TrainingError(
+            f"training stopped at step {self._step}{tried}: {problem.reason}. Checkpoints up to step "
+            f"{self._checkpoints.latest()} are kept. Try a lower learning rate, fewer epochs per iteration "
+            "(agent.num_epochs), or demonstrations mixed in (agent.bc_loss_weight)."
+        )
+
+    def _go_back(self, reason: str) -> bool:
+        """Go on from the newest checkpoint of a policy that was fine, with other rollouts; False if that cannot be."""
+        self._checkpoints.wait()
+        good = [step for step in saved_steps(self._run.states) if step <= self._good_step]
+        if not self._config.goes_by_iterations or not good or len(self._rollbacks) >= self._config.health.max_rollbacks:
+            return False
+        self._display.say(f"{reason}: going back from step {self._step} to the checkpoint of step {good[-1]}.")
+        entry = {"from": self._step, "to": good[-1], "reason": reason}
+        # In this order: a process that dies in between goes back to that checkpoint, and comes here again.
+        self._checkpoints.discard_after(good[-1])
+        self._run.note(rollbacks=[*self._rollbacks, entry])
+        saved = self._restore()
+        self._log.rewind(saved["log"])
+        self._measured, self._stop_early = {}, self._was_stopped()
+        # From now on it is the beginning of another story, also for whoever resumes it.
+        self._save()
+        self._checkpoints.wait()
+        return True
 
     def _write_log(self) -> None:
         values = self._log.flush(self._step)
         timing = self._stopwatch.lap(self._step - self._timed_step)
         self._logged_step = self._timed_step = self._step
         self._log.write_timing(self._step, timing)
-        self._display.update(self._step, {**values, **self._measured}, timing)
+        self._display.update(self._shown_step(), {**values, **self._measured}, timing)
+
+    def _shown_step(self) -> int:
+        """Where the run is, as its display counts."""
+        return self._clock() if self._config.goes_by_iterations else self._step
 
     def _finish(self, signal: StopSignal) -> None:
         self._health.finish()
-        unsaved = self._step > self._saved_step or self._checkpoints.latest() is None
+        unsaved = (self._step, self._clock()) != self._saved_at or self._checkpoints.latest() is None
         if self._step > self._logged_step and not signal.requested:
             self._write_log()
             unsaved = True
@@ -216,8 +313,9 @@ class Trainer:
                 f"stopped at step {self._step}: {self._config.stopping.metric} has not improved for "
                 f"{self._config.stopping.patience} measurements (--stopping.patience)."
             )
-        elif self._step == self._first_step:
-            self._display.say(f"all {self._step} updates were made already: more --steps would go on.")
+        elif (self._step, self._clock()) == self._began_at:
+            more = "--rollout.iterations" if self._config.goes_by_iterations else "--steps"
+            self._display.say(f"all {self._step} updates were made already: more {more} would go on.")
         else:
             self._display.say(f"done after {self._step} updates.")
         self._display.say(f"policy: {self._run.policies / str(self._checkpoints.latest())}")
@@ -227,50 +325,21 @@ class Trainer:
     def _measure(self, values: dict[str, Number]) -> bool:
         """Write what was measured; says whether to stop."""
         self._measured |= self._log.write(self._step, values)
-        self._display.update(self._step, self._measured)
+        self._display.update(self._shown_step(), self._measured)
         metric = self._config.stopping.metric
         return metric in values and self._stopping.update(float(values[metric]))
 
     def _validation(self) -> dict[str, Number]:
         with self._display.phase("validating"), self._stopwatch("evaluation"), self._compiling("the validation"):
-            sampler = self._setup.sampler([self._setup.source(self._config.seed, held_out=True)])
-            found: list[Metrics] = []
-            # The same batches and noise every time, so that only the learner makes a difference.
-            with Loader(sampler, sharding=self._setup.batch_sharding(), prefetch=0) as loader:
-                for number in range(self._config.validation_batches):
-                    key = jax.random.fold_in(jax.random.key(self._config.seed + 1), number)
-                    found.append(self._validate(self._agent, next(loader), key))
-            found = jax.device_get(found)
-        return {f"val/{name}": float(np.mean([metrics[name] for metrics in found])) for name in found[0]}
+            return measure_losses(self._setup, self._validate, self._agent)
 
     def _evaluation(self) -> dict[str, Number]:
-        config, pool = self._config.evaluation, self._pool
-        assert pool is not None
+        assert self._pool is not None
         self._evaluated_step = self._step
         with self._display.phase("evaluating"), self._stopwatch("evaluation"), self._compiling("acting"):
-            planner = evaluated_planner(self._agent, self._setup.policy_io, pool, config)
-            starts = make_starts(pool.description, config.episodes, config.seed)
-            settings = {"step": self._step, **to_plain(config)}
-            result = evaluate(
-                pool, planner, starts, execute_steps=config.execute_steps, settings=settings, films=config.videos
-            )
-            write_file(self._run.evaluations / f"{self._step}.json", json.dumps(result.to_json(), indent=2) + "\n")
-            if result.films:
-                self._run.videos.mkdir(exist_ok=True)
-                write_films(self._run.videos / f"{self._step}.mp4", list(result.films.values()), pool.description.fps)
-        summary = result.summary()
-        low, high = summary.interval
-        values = {
-            "eval/success": summary.rate,
-            "eval/success_low": low,
-            "eval/success_high": high,
-            "eval/episodes": summary.finished,
-            "eval/lost": summary.lost,
-            "eval/return": summary.mean_return,
-            "eval/length": summary.mean_length,
-        }
+            values, summary = measure_success(self._setup, self._agent, self._pool, self._run, self._step)
         self._display.say(f"step {self._step}: {summary}")
-        return {name: value for name, value in values.items() if value is not None}
+        return values
 
     # --- beginning and saving ------------------------------------------------------------------------------------
 
@@ -282,31 +351,47 @@ class Trainer:
                 "log": self._log.position(),
                 "health": self._health.state(),
                 "stopping": self._stopping.state(),
+                "watch": self._watch.state(),
+                "good_step": self._good_step,
                 "practice": None if self._practice is None else self._practice.state(),
                 "sampler": self._sampler_state if self._loader is None else self._loader.state(),
                 "data": self._data_identity,
                 "logged_step": self._logged_step,
                 "evaluated_step": self._evaluated_step,
             }
-            metadata = {
+            metadata: dict[str, Any] = {
                 "config": to_plain(self._config),
                 "robot": self._setup.policy_io.robot.to_dict(),
                 "parameter_counts": self._agent.parameter_counts(),
             }
+            agent = self._config.agent
+            if isinstance(agent, RIPTConfig) and agent.weighting == "guidance":
+                metadata["guidance"] = agent.guidance_weight
             measured = {name: float(value) for name, value in self._measured.items()}
             self._checkpoints.save(
                 self._step, self._agent, host, self._agent.policy(), self._setup.norm_stats, metadata, measured
             )
-            self._saved_step, self._measured = self._step, {}
+            self._saved_at, self._measured = (self._step, self._clock()), {}
 
-    def _open_pool(self) -> EnvPool | None:
-        config = self._config
-        if config.env is None or not (config.evaluation.every or config.online.env_steps):
-            return None
-        size = config.evaluation.envs or default_size(config.env)
-        pool = self._open.enter_context(open_pool(config.env, size, timeout=config.evaluation.timeout))
-        check_env(self._setup, pool)
-        return pool
+    def _restore(self) -> dict[str, Any]:
+        """Take everything from the newest checkpoint; returns what was saved beside the learner."""
+        self._agent, saved, self._step = self._checkpoints.restore(agent_shapes(self._setup))
+        self._health.restore(saved["health"])
+        self._stopping.restore(saved["stopping"])
+        self._watch.restore(saved["watch"])
+        if self._practice is not None and saved["practice"] is not None:
+            self._practice.restore(saved["practice"])
+        self._take_positions(saved)
+        return saved
+
+    def _take_positions(self, saved: dict[str, Any] | None) -> None:
+        """Where the run stands, at its beginning or as it was saved."""
+        self._timed_step = self._step
+        self._good_step = 0 if saved is None else saved["good_step"]
+        self._logged_step = 0 if saved is None else saved["logged_step"]
+        self._evaluated_step = 0 if saved is None else saved["evaluated_step"]
+        self._looked_at = self._clock()
+        self._saved_at = (self._step, self._clock())
 
     def _refuse_other_data(self, before: dict[str, Any] | None) -> None:
         now = self._data_identity
@@ -317,31 +402,6 @@ class Trainer:
                 "values, rewards or labels. Put it back, or begin another run (--exp-name) from the policy of this one "
                 "(--checkpoint)."
             )
-
-    def _prepare_practice(self) -> Practice | None:
-        config, setup = self._config, self._setup
-        if not config.online.env_steps:
-            return None
-        assert self._pool is not None
-        replay = ReplayBuffer(config.online.capacity, setup.policy_io, seed=config.seed, directory=self._run.replay)
-        if self._checkpoints.latest() is None and replay.num_episodes:
-            # Killed before its first checkpoint: practice begins anew.
-            replay.restore({"oldest": 0, "next": 0, "episodes": 0})
-        prior = config.online.prior_ratio
-        # Another order than offline, so that it does not begin with the same chunks again.
-        sources = [setup.source(config.seed + 1)] if prior > 0 else []
-        ratios = [prior] if prior > 0 else []
-        if prior < 1:
-            sources, ratios = [*sources, replay], [*ratios, 1 - prior]  # type: ignore[list-item]
-        return Practice(
-            config.online,
-            config.data.outcomes,
-            self._pool,
-            replay,
-            setup.sampler(sources, ratios),
-            robot=setup.policy_io.robot,
-            execute_steps=config.evaluation.execute_steps,
-        )
 
     def _open_loader(self) -> Loader | None:
         if not self._is_offline():
@@ -367,5 +427,14 @@ class Trainer:
         self._open.__exit__(*error)
 
 
-def _total_steps(config: RLTrainConfig) -> int:
-    return config.steps + int(config.online.env_steps * config.online.utd_ratio)
+def _make_display(config: RLTrainConfig, title: str, run: RunDirectory) -> Display:
+    if config.goes_by_iterations:
+        # Its table says how it goes.
+        return Display(config.rollout.iterations, title, unit="iteration", every=None, log=run.log_file)
+    total = config.steps + int(config.online.env_steps * config.online.utd_ratio)
+    return Display(total, title, every=config.logging.every, log=run.log_file)
+
+
+def _is_passed(before: int, now: int, every: int) -> bool:
+    """Whether a multiple of `every` lies between."""
+    return every > 0 and now // every > before // every

@@ -13,12 +13,12 @@ from pirl.training.setup import Setup, agent_sharding
 def compile_updates(setup: Setup) -> tuple[Any, Any, Any]:
     """One update; a scan of several; and a validation. Updates take over the learner's memory."""
 
-    def update(agent: Agent, batch: ChunkBatch, rng: jax.Array) -> tuple[Agent, Metrics]:
+    def update(agent: Agent, batch: Any, rng: jax.Array) -> tuple[Agent, Metrics]:
         return agent.update(batch, rng)
 
     careful = guarded(update, setup.config.health.loss_limit)
 
-    def updates(agent: Agent, batches: ChunkBatch, rngs: jax.Array) -> tuple[Agent, Metrics]:
+    def updates(agent: Agent, batches: Any, rngs: jax.Array) -> tuple[Agent, Metrics]:
         return jax.lax.scan(lambda agent, each: careful(agent, *each), agent, (batches, rngs))
 
     def validate(agent: Agent, batch: ChunkBatch, rng: jax.Array) -> Metrics:

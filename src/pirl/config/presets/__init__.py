@@ -7,11 +7,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
 
+from pirl.agents.acrlpd import ACRLPDConfig
 from pirl.agents.bc import BCConfig
-from pirl.config.presets.aloha import aloha_fold, aloha_sim, rl_fold_box
-from pirl.config.presets.demo import debug, demo, demo_bc
+from pirl.config.presets.aloha import aloha_fold, aloha_ript, aloha_sim, rl_fold_box
+from pirl.config.presets.demo import debug, demo, demo_bc, demo_ript, demo_ript_start
 from pirl.config.presets.droid import droid
-from pirl.config.presets.libero import libero
+from pirl.config.presets.libero import libero, libero_ript
 from pirl.config.train import RLTrainConfig
 from pirl.errors import ConfigError, did_you_mean
 from pirl.models.config import GEMMA_2B_LORA, GEMMA_300M_LORA
@@ -46,7 +47,7 @@ def get_preset(name: str) -> Preset:
 
 @cache
 def _presets() -> dict[str, Preset]:
-    presets = {make.__name__: _describe(make(), make) for make in (demo, demo_bc, debug)}
+    presets = {make.__name__: _describe(make(), make) for make in (demo, demo_bc, demo_ript, demo_ript_start, debug)}
     for make in (aloha_fold, rl_fold_box, aloha_sim, droid, libero):
         for pi05, lora, cloned in itertools.product((False, True), repeat=3):
             config = make(pi05)
@@ -54,6 +55,10 @@ def _presets() -> dict[str, Preset]:
             config = with_bc(config) if cloned else config
             preset = _describe(config, make)
             presets[config.name] = _as_baseline(preset) if cloned else preset
+    for make in (libero_ript, aloha_ript):
+        for pi05, lora in itertools.product((False, True), repeat=2):
+            config = with_lora(make(pi05)) if lora else make(pi05)
+            presets[config.name] = _describe(config, make)
     return presets
 
 
@@ -77,7 +82,7 @@ def with_lora(config: RLTrainConfig) -> RLTrainConfig:
     """OpenPI's LoRA variant: the experts' weights stay as they are but for low-rank updates, and there is no EMA."""
     model = replace(config.model, language=GEMMA_2B_LORA, action_expert=GEMMA_300M_LORA)
     agent = config.agent
-    agent = replace(agent, ema_decay=None) if isinstance(agent, BCConfig) else replace(agent, policy_ema_decay=None)
+    agent = replace(agent, policy_ema_decay=None) if isinstance(agent, ACRLPDConfig) else replace(agent, ema_decay=None)
     return replace(config, name=f"{config.name}_lora", model=model, agent=agent)
 
 

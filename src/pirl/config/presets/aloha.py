@@ -3,7 +3,8 @@
 from dataclasses import replace
 
 from pirl.agents.acrlpd import ACRLPDConfig
-from pirl.config.parts import CheckpointConfig, DataConfig, EvaluationConfig
+from pirl.config.parts import CheckpointConfig, DataConfig, EvaluationConfig, RolloutConfig
+from pirl.config.presets.ript import with_ript
 from pirl.config.train import RLTrainConfig
 from pirl.data.outcomes import OutcomeConfig
 from pirl.envs.registry import EnvConfig
@@ -81,3 +82,14 @@ def aloha_sim(pi05: bool) -> RLTrainConfig:
         checkpoints=replace(_CHECKPOINTS, best_metric="eval/success"),
         steps=20_000,
     )
+
+
+def aloha_ript(pi05: bool) -> RLTrainConfig:
+    """Handing over a cube in the simulated ALOHA by RIPT: eight attempts at each initial state, nothing but success.
+
+    Command: pirl train aloha_ript --exp-name cube --checkpoint checkpoints/pi0_aloha_sim
+    Needs: pip install 'pirl[aloha]'; a policy that succeeds now and then (OpenPI's fine-tune for this simulator), with
+    its statistics; GPUs as aloha_fold; a core for each environment, here or on a Ray cluster (--rollout.backend ray).
+    Should reach: more than it began with.
+    """
+    return with_ript(aloha_sim(pi05), rollout=RolloutConfig(iterations=100, videos_every=10))

@@ -5,7 +5,15 @@ from dataclasses import replace
 from pirl.agents.acrlpd import ACRLPDConfig, TemperatureConfig
 from pirl.agents.bc import BCConfig
 from pirl.agents.optimisers import OptimiserConfig
-from pirl.config.parts import CheckpointConfig, DataConfig, EvaluationConfig, LoggingConfig, OnlineConfig
+from pirl.agents.ript import RIPTConfig
+from pirl.config.parts import (
+    CheckpointConfig,
+    DataConfig,
+    EvaluationConfig,
+    LoggingConfig,
+    OnlineConfig,
+    RolloutConfig,
+)
 from pirl.config.train import RLTrainConfig
 from pirl.envs.registry import EnvConfig
 from pirl.models.config import get_model_config
@@ -13,6 +21,8 @@ from pirl.models.critic import CriticConfig
 
 # What the demo sees is the true state of the table: critics that judge a chunk by pixels need more than a few minutes.
 _TABLE = EnvConfig("tabletop", options={"observation": "state"})
+# RIPT knows success or failure only: where there is no time to try again and again, these tell more about each decision.
+_SHORT_TABLE = EnvConfig("tabletop", options={"observation": "state", "max_steps": 50})
 
 
 def demo_bc() -> RLTrainConfig:
@@ -71,6 +81,46 @@ def demo() -> RLTrainConfig:
         checkpoints=CheckpointConfig(every=500, keep_period=1_500),
         from_scratch=False,
         steps=1_500,
+    )
+
+
+def demo_ript_start() -> RLTrainConfig:
+    """What RIPT's demo begins with: a weak policy, cloned from a few demonstrations of mixed quality in Tabletop.
+
+    Command: pirl train demo_ript_start --exp-name demo_ript/start --data.repo-id runs/demo_ript/data
+    Needs: one CPU core, one minute; DATA made by `pirl demo ript`, or by pirl collect.
+    Should reach: 30 to 50 % success: enough to learn from, and much to learn.
+    """
+    base = demo_bc()
+    return replace(
+        base,
+        name="demo_ript_start",
+        # It reads its prompt, so that guidance can say more in it.
+        model=replace(base.model, max_token_len=16),
+        data=replace(base.data, repo_id="runs/demo_ript/data"),
+        env=_SHORT_TABLE,
+    )
+
+
+def demo_ript() -> RLTrainConfig:
+    """RIPT's demo: from the weak policy by its own attempts in Tabletop, told nothing but which of them succeed.
+
+    Command: pirl train demo_ript --exp-name demo_ript/ript --checkpoint runs/demo_ript/start
+    Needs: one CPU core, five minutes; the run of demo_ript_start before it, to begin with.
+    Should reach: clearly more than demo_ript_start, without any demonstration.
+    """
+    optimiser = OptimiserConfig(peak_lr=3e-4, schedule="constant", warmup_steps=20, weight_decay=1e-4)
+    return replace(
+        demo_ript_start(),
+        name="demo_ript",
+        agent=RIPTConfig(optimiser=optimiser, loss_over="real", augment=False, num_epochs=4),
+        data=DataConfig(robot="tabletop_state", norm_stats="checkpoint"),
+        rollout=RolloutConfig(iterations=15, groups=48, attempts=8, budget=120, discount=0.97),
+        evaluation=EvaluationConfig(every=5, envs=64),
+        checkpoints=CheckpointConfig(every=5),
+        from_scratch=False,
+        steps=0,
+        batch_size=64,
     )
 
 

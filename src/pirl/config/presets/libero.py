@@ -1,7 +1,10 @@
-"""The preset for the LIBERO benchmark."""
+"""The presets for the LIBERO benchmark."""
+
+from dataclasses import replace
 
 from pirl.agents.acrlpd import ACRLPDConfig
-from pirl.config.parts import CheckpointConfig, DataConfig, EvaluationConfig
+from pirl.config.parts import CheckpointConfig, DataConfig, EvaluationConfig, RolloutConfig
+from pirl.config.presets.ript import with_ript
 from pirl.config.train import RLTrainConfig
 from pirl.data.outcomes import OutcomeConfig
 from pirl.envs.registry import EnvConfig
@@ -39,4 +42,22 @@ def libero(pi05: bool) -> RLTrainConfig:
         checkpoints=CheckpointConfig(every=1_000, max_to_keep=1, keep_period=5_000, best_metric="eval/success"),
         steps=30_000,
         batch_size=32,
+    )
+
+
+def libero_ript(pi05: bool) -> RLTrainConfig:
+    """LIBERO's tasks by RIPT: eight attempts at each initial state, nothing but success, no demonstrations.
+
+    Command: pirl train libero_ript --exp-name goal --checkpoint checkpoints/pi0_libero --env.suite libero_goal
+    Needs: pip install 'pirl[libero]'; a policy that succeeds now and then (OpenPI's fine-tune for LIBERO), with its
+    statistics; GPUs as aloha_fold; a core for each environment, here or on a Ray cluster (--rollout.backend ray).
+    Should reach: more than it began with on the tasks it practises.
+    """
+    base = libero(pi05)
+    return with_ript(
+        base,
+        # The benchmark itself has fifty initial states per task.
+        rollout=RolloutConfig(
+            iterations=100, curriculum=replace(RolloutConfig().curriculum, initial_states=50), videos_every=10
+        ),
     )

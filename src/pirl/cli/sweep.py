@@ -1,0 +1,197 @@
+"""`pirl sweep`: many settings of a few knobs, trained briefly, and the best of them for longer."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import tyro
+
+from pirl.cli.console import facts, show
+from pirl.cli.train import SHORT_NAMES, Settings, Train
+from pirl.errors import UserError
+
+if TYPE_CHECKING:
+    from pirl.config import RLTrainConfig
+    from pirl.sweep.plan import SweepPlan
+    from pirl.sweep.trials import Trial
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sweep:
+    """Search a few knobs of the configuration by successive halving. Takes every option of `pirl train` as well.
+
+    All trials are trained up to the first rung, the best third of them up to the second, and so on. Rungs count
+    iterations for RIPT, environment steps where there is an online phase, and updates else. If there are no more
+    combinations than trials, all are tried; else half of the trials are drawn at random, and TPE proposes the others. It
+    ends with a table, sweep.json and sweep.html. `pirl sweep PRESET --help` shows what can be a knob.
+    """
+
+    preset: Annotated[tyro.conf.Positional[str | None], tyro.conf.arg(metavar="[PRESET]")] = None
+    """Preset to begin with; not needed if the configuration file names one (preset: NAME) or is complete."""
+    exp_name: Annotated[str | None, tyro.conf.arg(metavar="NAME")] = None
+    """Name of the sweep, and of its directory in runs_dir; trials are the runs NAME/trial-000, NAME/trial-001, …"""
+    knob: Annotated[tyro.conf.UseAppendAction[tuple[str, ...]], tyro.conf.arg(metavar="FIELD=VALUES")] = ()
+    """What is varied: FIELD=A,B,C or FIELD=LOW..HIGH or FIELD=log:LOW..HIGH. Give it once for each knob."""
+    trials: Annotated[int, tyro.conf.arg(metavar="INT")] = 8
+    """Settings to try."""
+    rungs: Annotated[str | None, tyro.conf.arg(metavar="INT,INT,…")] = None
+    """How long trials are trained, such as 5,15,45; else it follows from the next three."""
+    iterations: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None
+    """The last rung; as long as the configuration says, if not told."""
+    min_iterations: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None
+    """The first rung, at least; there are three rungs if not told."""
+    reduction: Annotated[int, tyro.conf.arg(metavar="INT")] = 3
+    """One in so many trials goes on to the next rung, which is so many times as far."""
+    metric: Annotated[str, tyro.conf.arg(metavar="NAME")] = "eval/success"
+    """What trials are compared by: the last value of it in their metrics.jsonl."""
+    mode: Literal["max", "min"] = "max"
+    """Whether the best is the largest or the smallest."""
+    jobs: Annotated[int, tyro.conf.arg(metavar="INT")] = 1
+    """Trials at a time, each on its share of the cores, and of the devices that CUDA_VISIBLE_DEVICES names."""
+    config_file: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
+    """YAML file with fields to set."""
+    dry_run: bool = False
+    """Check everything and show what would be done, and how much it is; start nothing."""
+    debug: bool = False
+    """Ten updates of eight chunks, and everything else small too, to see whether it works together."""
+    resume: bool = False
+    """Go on with the sweep of that name. What is done is not done again."""
+    overwrite: bool = False
+    """Delete the sweep of that name, and begin anew."""
+    settings: tyro.conf.Suppress[tyro.conf.Fixed[Settings]] = ()
+
+    def run(self) -> int:
+        """Do it; the return value is the exit code."""
+        name = self._train().checked_name()
+        if not self.knob:
+            raise UserError(
+                "what is to be varied? Give at least one knob: --knob agent.optimiser.peak-lr=1e-4,3e-4,1e-3."
+            )
+        plan = self.make_plan(name)
+        show(facts(_about(plan)))
+        if self.dry_run:
+            return 0
+        from pirl.sweep.directory import PAGE_FILE, RESULTS_FILE
+        from pirl.sweep.page import summarise
+        from pirl.sweep.sweep import run_sweep
+        from pirl.sweep.trials import find_best
+
+        trials = run_sweep(plan, resume=self.resume, overwrite=self.overwrite)
+        show("", _table(plan, trials), "")
+        print(summarise(plan, trials), flush=True)
+        best = find_best(trials, plan.mode)
+        assert best is not None
+        rows = [
+            ("page", f"{plan.directory / PAGE_FILE}: open it in a browser"),
+            ("results", str(plan.directory / RESULTS_FILE)),
+        ]
+        show("", facts(rows))
+        print(f"The best setting in full:\n  {plan.full_command(best.setting)}", flush=True)
+        return 0
+
+    def resolve(self) -> "RLTrainConfig":
+        """The configuration that the knobs are turned in."""
+        return self._train().resolve()
+
+    def make_plan(self, name: str) -> "SweepPlan":
+        """What is going to be done; raises if anything is wrong with it."""
+        from pirl.config import override_config
+        from pirl.sweep.halving import Halving, make_rungs, parse_rungs
+        from pirl.sweep.knobs import parse_knob, settle_knobs
+        from pirl.sweep.plan import SweepPlan, check_plan, length_of
+
+        if self.rungs is not None and (self.iterations is not None or self.min_iterations is not None):
+            raise UserError("--rungs says all that --iterations and --min-iterations would: leave them out.")
+        base, given = self.resolve(), dict(self.settings)
+
+        def configure(setting: Mapping[str, str]) -> "RLTrainConfig":
+            return override_config(base, setting, "pirl sweep", texts=True)
+
+        knobs = settle_knobs([parse_knob(text, SHORT_NAMES) for text in self.knob], given, configure)
+        length_field, length = length_of(configure({knob.name: knob.examples[0] for knob in knobs}))
+        if self.rungs is not None:
+            rungs = parse_rungs(self.rungs)
+        else:
+            most = length if self.iterations is None else self.iterations
+            rungs = make_rungs(self.min_iterations, most, max(2, self.reduction))
+        plan = SweepPlan(
+            name=name,
+            directory=base.runs_dir.expanduser() / name,
+            train=self._train_arguments(),
+            given=given,
+            length_field=length_field,
+            knobs=knobs,
+            halving=Halving(rungs, self.reduction),
+            trials=self.trials,
+            metric=self.metric,
+            mode=self.mode,
+            seed=base.seed,
+            jobs=self.jobs,
+        )
+        check_plan(plan, configure)
+        return plan
+
+    def _train(self) -> Train:
+        return Train(
+            preset=self.preset,
+            exp_name=self.exp_name,
+            config_file=self.config_file,
+            debug=self.debug,
+            resume=self.resume,
+            overwrite=self.overwrite,
+            settings=self.settings,
+        )
+
+    def _train_arguments(self) -> tuple[str, ...]:
+        preset = () if self.preset is None else (self.preset,)
+        file = () if self.config_file is None else ("--config-file", str(self.config_file))
+        return (*preset, *file, *(("--debug",) if self.debug else ()))
+
+
+def _about(plan: "SweepPlan") -> list[tuple[str, str]]:
+    """What is going to be done, and how much it is."""
+    from pirl.sweep.knobs import Range
+
+    rows = []
+    for knob in plan.knobs:
+        low, high = knob.examples[0], knob.examples[-1]
+        log = isinstance(knob.values, Range) and knob.values.log
+        values = f"{low} to {high}{', log' * log}" if isinstance(knob.values, Range) else ", ".join(knob.values)
+        rows.append((knob.flag, values))
+    tried = "all combinations" if plan.grid is not None else "half at random, then by TPE"
+    counts = ", ".join(f"{count} to {rung:,}" for count, rung in plan.halving.schedule(plan.count))
+    work, whole = plan.halving.work(plan.count), plan.count * plan.halving.rungs[-1]
+    return [
+        ("sweep", str(plan.directory)),
+        *rows,
+        ("trials", f"{plan.count}, {tried}: {counts} {plan.unit}"),
+        ("work", f"{work:,} {plan.unit} in all, instead of {whole:,}"),
+        ("compared by", f"{plan.metric}, {'the larger' if plan.mode == 'max' else 'the smaller'} the better"),
+    ]
+
+
+def _table(plan: "SweepPlan", trials: Sequence["Trial"]) -> Any:
+    from rich.table import Table
+
+    from pirl.sweep.page import what_became
+    from pirl.sweep.trials import is_share
+
+    table = Table(box=None, pad_edge=False)
+    table.add_column("rank", justify="right")
+    for knob in plan.knobs:
+        table.add_column(knob.flag, justify="right", overflow="fold")
+    for name in (plan.unit, plan.metric):
+        table.add_column(name, justify="right")
+    table.add_column("what became of it", overflow="fold")
+    table.add_column("run", overflow="fold")
+    for rank, trial in enumerate(trials, start=1):
+        table.add_row(
+            "–" if trial.state == "failed" else str(rank),
+            *(trial.setting[knob.name] for knob in plan.knobs),
+            "–" if trial.rung is None else f"{trial.rung:,}",
+            "–" if trial.last is None else trial.last.words(is_share(plan.metric)),
+            what_became(trial),
+            str(plan.run_of(trial)),
+        )
+    return table

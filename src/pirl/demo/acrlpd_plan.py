@@ -1,0 +1,138 @@
+"""`pirl demo`: RL from demonstrations of mixed quality, first on these alone, then on episodes of its own."""
+
+from pathlib import Path
+
+from pirl.agents.acrlpd import ACRLPDConfig
+from pirl.demo.commands import Arguments, collect_demonstrations, evaluate, train
+from pirl.demo.plan import Curves, DemoConfig, Plan, Policy
+from pirl.demo.progress import updates_made
+from pirl.demo.steps import Stages
+from pirl.envs.experts import ExpertConfig
+
+# Demonstrations of mixed quality: good intentions and a trembling hand, so that good and bad moves stand side by side in
+# every episode, in those that succeed as well.
+EXPERT = ExpertConfig(aim_bias=0.005, noise=0.9)
+
+
+def make_stages(config: DemoConfig) -> Stages:
+    """Data and the baseline; then RL in one lane, the controls in the other; each is measured when it is there."""
+    rl, data, bc = config.rl, ("--data.repo-id", str(config.data)), ("--checkpoint", str(config.run("bc")))
+    # The controls learn as fast as ACRLPD's policy does.
+    assert isinstance(rl.agent, ACRLPDConfig)
+    last = extra_updates(config)
+    pace: Arguments = ("--agent.optimiser.peak-lr", str(rl.agent.policy_optimiser.peak_lr))
+    pace += ("--agent.optimiser.decay-steps", str(max(last, rl.agent.policy_optimiser.warmup_steps + 1)))
+    more = (*bc, "--from-scratch", "false", "--steps", str(last), *pace, *data)
+    learning: Arguments = (*bc, *data)
+    if config.episodes != rl.evaluation.episodes:
+        learning += ("--evaluation.episodes", str(config.episodes))
+    if config.quick:
+        learning += ("--checkpoints.keep-period", str(rl.steps))
+    return (
+        (
+            (
+                collect_demonstrations(config),
+                train(
+                    config,
+                    "bc",
+                    "demo_bc",
+                    "train BC",
+                    data,
+                    is_whole=lambda: updates_made(config.run("bc")) >= config.bc.steps,
+                ),
+            ),
+        ),
+        (
+            (
+                train(
+                    config,
+                    "acrlpd",
+                    "demo",
+                    "train ACRLPD, offline and online",
+                    learning,
+                    is_whole=lambda: updates_made(config.run("acrlpd")) >= last,
+                ),
+                evaluate(config, "acrlpd_offline", config.run("acrlpd") / "checkpoints" / "policy" / str(rl.steps)),
+                evaluate(config, "acrlpd"),
+            ),
+            (
+                evaluate(config, "bc"),
+                train(
+                    config,
+                    "bc_more",
+                    "demo_bc",
+                    "control: train BC for longer",
+                    more,
+                    is_whole=lambda: updates_made(config.run("bc_more")) >= last,
+                ),
+                evaluate(config, "bc_more"),
+                train(
+                    config,
+                    "bc_successes",
+                    "demo_bc",
+                    "control: train BC on successes",
+                    (*more, "--data.selection.success", "true"),
+                    is_whole=lambda: updates_made(config.run("bc_successes")) >= last,
+                ),
+                evaluate(config, "bc_successes"),
+            ),
+        ),
+    )
+
+
+def extra_updates(config: DemoConfig) -> int:
+    """What ACRLPD does after BC, and the controls as well; whole episodes may bring ACRLPD a few more."""
+    online = config.rl.online
+    scans = int(online.env_steps * online.utd_ratio) // online.updates_per_scan
+    return config.rl.steps + scans * online.updates_per_scan
+
+
+ACRLPD = Plan(
+    command="pirl demo",
+    title="RL on a π₀ policy: the demo",
+    introduction=(
+        "{policies} policies acted from the same {episodes} starts, none of which was trained on. All learned from "
+        "{demonstrations} demonstrations of which {success} succeed. The controls show what more updates, or only the "
+        "good demonstrations, do without RL."
+    ),
+    out=Path("runs/demo"),
+    demonstrations=500,
+    quick_demonstrations=12,
+    expert=EXPERT,
+    bc_preset="demo_bc",
+    rl_preset="demo",
+    policies=(
+        Policy("bc", "BC", "behaviour cloning of all demonstrations", ("bc",)),
+        Policy(
+            "bc_more", "BC, more updates", "control: BC with as many updates more as ACRLPD makes", ("bc", "bc_more")
+        ),
+        Policy(
+            "bc_successes",
+            "BC, successes only",
+            "control: the same updates more, on the demonstrations that succeed",
+            ("bc", "bc_successes"),
+        ),
+        Policy(
+            "acrlpd_offline",
+            "ACRLPD offline",
+            "RL from BC on the same demonstrations",
+            ("bc", "acrlpd"),
+            is_halfway=True,
+        ),
+        Policy("acrlpd", "ACRLPD", "the same, and then on episodes of its own", ("bc", "acrlpd")),
+        Policy(
+            "acrlpd_best_of_n",
+            "ACRLPD, best of N",
+            "the learner itself: its critics choose among N samples",
+            ("bc", "acrlpd"),
+            is_best_of_n=True,
+        ),
+    ),
+    baseline="bc",
+    subject="acrlpd",
+    rival="bc_successes",
+    curves=(Curves("Training"),),
+    film="critics",
+    next_command="pirl train aloha_fold --exp-name mine --data.repo-id YOUR_DATA --checkpoint CHECKPOINT",
+    stages=make_stages,
+)

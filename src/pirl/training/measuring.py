@@ -1,0 +1,66 @@
+"""How good a learner is: its losses on what was held out, and its success in the environment."""
+
+import json
+from typing import Any
+
+import jax
+import numpy as np
+
+from pirl.agents.base import Agent, Metrics
+from pirl.config import to_plain
+from pirl.data import Loader
+from pirl.envs.evaluation import evaluate
+from pirl.envs.pools import EnvPool
+from pirl.envs.rollouts import make_starts
+from pirl.envs.video import write_films
+from pirl.files import write_file
+from pirl.training.acting import evaluated_planner
+from pirl.training.run import RunDirectory
+from pirl.training.setup import Setup
+from pirl.training.writers import Number
+
+
+def measure_losses(setup: Setup, validate: Any, agent: Agent) -> dict[str, Number]:
+    """The means over batches of held-out episodes, given the compiled validation."""
+    config = setup.config
+    sampler = setup.sampler([setup.source(config.seed, held_out=True)])
+    found: list[Metrics] = []
+    # The same batches and noise every time, so that only the learner makes a difference.
+    with Loader(sampler, sharding=setup.batch_sharding(), prefetch=0) as loader:
+        for number in range(config.validation_batches):
+            key = jax.random.fold_in(jax.random.key(config.seed + 1), number)
+            found.append(validate(agent, next(loader), key))
+    found = jax.device_get(found)
+    return {f"val/{name}": float(np.mean([metrics[name] for metrics in found])) for name in found[0]}
+
+
+def measure_success(
+    setup: Setup, agent: Agent, pool: EnvPool, run: RunDirectory, step: int
+) -> tuple[dict[str, Number], str]:
+    """The success from the same starts as ever, and a sentence about it. Every episode is written into the run."""
+    config = setup.config.evaluation
+    planner = evaluated_planner(agent, setup.policy_io, pool, config)
+    result = evaluate(
+        pool,
+        planner,
+        make_starts(pool.description, config.episodes, config.seed),
+        execute_steps=config.execute_steps,
+        settings={"step": step, **to_plain(config)},
+        films=config.videos,
+    )
+    write_file(run.evaluations / f"{step}.json", json.dumps(result.to_json(), indent=2) + "\n")
+    if result.films:
+        run.videos.mkdir(exist_ok=True)
+        write_films(run.videos / f"{step}.mp4", list(result.films.values()), pool.description.fps)
+    summary = result.summary()
+    low, high = summary.interval
+    values = {
+        "eval/success": summary.rate,
+        "eval/success_low": low,
+        "eval/success_high": high,
+        "eval/episodes": summary.finished,
+        "eval/lost": summary.lost,
+        "eval/return": summary.mean_return,
+        "eval/length": summary.mean_length,
+    }
+    return {name: value for name, value in values.items() if value is not None}, str(summary)

@@ -1,0 +1,151 @@
+"""Each demo's commands are ones that pirl understands, and its controls are fair."""
+
+from dataclasses import asdict, replace
+
+import numpy as np
+import pytest
+from fake_runs import save
+
+from pirl.config import get_config
+from pirl.demo import acrlpd_plan, ript_plan
+from pirl.demo.commands import shown
+from pirl.demo.curves import seen_against
+from pirl.demo.plan import configure
+from pirl.demo.plans import PLANS
+from pirl.demo.steps import all_steps
+from pirl.report import Curve, Run
+
+
+def parse(config):
+    """The commands of a demo by the name of their step, as pirl reads them."""
+    from pirl.cli.main import _parse
+
+    return {step.name: _parse(shown(step.whole_command)[1:]) for step in all_steps(config.plan.stages(config))}
+
+
+def practice(iterations, env_steps):
+    """What is logged of iterations of RIPT, the last of them without updates."""
+    for number in range(1, iterations + 1):
+        step = 10 * min(number, iterations - 1)
+        yield {"step": step, "rollout/env_steps": env_steps * number // iterations, "rollout/success": 0.5}
+        yield {"step": step, "loss": 0.1}
+
+
+def is_measured_alike(config, steps):
+    """Whether all evaluations are of the same starts, which are not those of anybody who practises or demonstrates."""
+    evaluations = [step for name, step in steps.items() if name.startswith("eval_")]
+    collections = [step for name, step in steps.items() if name.startswith("collect")]
+    how = config.rl.evaluation
+    assert {(each.seed, each.episodes, each.execute_steps, each.envs, each.env) for each in evaluations} == {
+        (how.seed, 20, how.execute_steps, how.envs, "tabletop")
+    }
+    practised = {each.seed for each in collections} | {config.rl.online.seed, config.rl.rollout.seed}
+    return how.seed not in practised
+
+
+@pytest.mark.parametrize("quick", [False, True])
+def test_acrlpd_and_its_controls_make_as_many_updates(tmp_path, quick):
+    """The arguments are parsed, and what they configure is checked as far as it goes without the data."""
+    config = configure(PLANS["acrlpd"], out=tmp_path / "demo", episodes=20, demonstrations=30, quick=quick)
+    steps = parse(config)
+    assert steps["collect"].expert == acrlpd_plan.EXPERT
+    assert (steps["collect"].out, steps["collect"].episodes) == (config.data, 30)
+    extra = steps["train_acrlpd"].resolve()
+    total = extra.steps + int(extra.online.env_steps * extra.online.utd_ratio)
+    for name in ("bc_more", "bc_successes"):
+        control = steps[f"train_{name}"].resolve()
+        assert total - extra.online.updates_per_scan < control.steps <= total
+        assert control.checkpoint == str(config.run("bc"))
+        assert control.data.selection.success is (True if name == "bc_successes" else None)
+        assert control.batch_size == steps["train_bc"].resolve().batch_size == extra.batch_size
+    assert sum(name.startswith("eval_") for name in steps) == 5
+    assert is_measured_alike(config, steps)
+    assert extra.evaluation.episodes == 20
+
+
+@pytest.mark.parametrize("quick", [False, True])
+def test_the_controls_of_ript_get_what_ript_has_had(tmp_path, quick):
+    """As many updates of as many chunks, as fast, or as many steps in the environment; known when RIPT is through."""
+    config = configure(PLANS["ript"], out=tmp_path / "demo", episodes=20, quick=quick)
+    save(config.run("ript"), 137, *practice(3, 4321))
+    steps = parse(config)
+    assert steps["collect"].expert == ript_plan.EXPERT
+    ript, start = steps["train_ript"].resolve(), steps["train_start"].resolve()
+    assert ript.checkpoint == str(config.run("start"))
+    assert ript.data.repo_id is None
+    assert ript == replace(config.rl, checkpoint=ript.checkpoint, runs_dir=config.out)
+    own = steps["collect_own"]
+    assert (own.policy, own.env_steps, own.episodes) == (str(config.run("start")), 4321, None)
+    assert own.execute_steps == ript.evaluation.execute_steps
+    for name, data in (("bc_more", config.data), ("filtered_bc", own.out)):
+        control = steps[f"train_{name}"].resolve()
+        assert control.steps == 137
+        assert (control.checkpoint, control.from_scratch) == (ript.checkpoint, False)
+        assert control.batch_size == ript.batch_size
+        assert asdict(control.agent.optimiser) == asdict(ript.agent.optimiser)
+        assert (control.data.repo_id, control.data.norm_stats) == (str(data), "checkpoint")
+        assert control.data.robot == start.data.robot
+    # Ten updates make nothing that succeeds.
+    assert steps["train_filtered_bc"].resolve().data.selection.success is (None if quick else True)
+    assert steps["train_bc_more"].resolve().data.selection.success is None
+    assert {name for name in steps if name.startswith("eval_")} == {f"eval_{key}" for key in config.plan.names}
+    assert is_measured_alike(config, steps)
+
+
+def test_a_run_of_ript_is_whole_after_its_last_iteration(tmp_path):
+    """However many updates that is, and though some brought none: what was stopped in between goes on."""
+    config = configure(PLANS["ript"], out=tmp_path / "demo")
+    step = next(step for step in all_steps(config.plan.stages(config)) if step.name == "train_ript")
+    assert not step.is_whole()
+    iterations = config.rl.rollout.iterations
+    save(config.run("ript"), 500, *practice(iterations - 1, 10))
+    with (config.run("ript") / "metrics.jsonl").open("a") as log:
+        log.write('{"step": 500, "rollout/env_steps": 7')  # cut by a kill
+    assert not step.is_whole()
+    save(config.run("ript"), 500, *practice(iterations, 20))
+    assert step.is_whole()
+
+
+def test_controls_of_a_ript_that_learned_nothing_make_one_update(tmp_path):
+    config = configure(PLANS["ript"], out=tmp_path / "demo", quick=True)
+    save(config.run("ript"), 0, *practice(2, 640))
+    assert parse(config)["train_bc_more"].resolve().steps == 1
+
+
+def test_the_preset_keeps_what_the_demo_measures():
+    """The policy at the end of the offline phase is evaluated after the online one."""
+    config = get_config("demo")
+    if config.online.env_steps:
+        assert config.checkpoints.keep_period
+        assert config.steps % config.checkpoints.keep_period == 0
+
+
+@pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS)
+def test_a_plan_speaks_only_of_policies_and_runs_that_it_has(plan):
+    keys = set(plan.names)
+    assert {plan.baseline, plan.subject, plan.rival} <= keys
+    assert set(plan.runs) <= keys
+    assert len(keys) == len(plan.policies) == len(set(plan.names.values()))
+    assert {run for curves in plan.curves for run in curves.runs} <= set(plan.runs)
+    assert not set(plan.runs) & set(plan.datasets)
+
+
+def test_curves_over_environment_steps_show_what_was_learned_from_until_then():
+    """Attempts are by a policy that has not learned from them yet; an evaluation after the updates is by one that has."""
+
+    def curve(*points):
+        return Curve(*(np.array(values, np.float64) for values in zip(*points, strict=True)))
+
+    run = Run(
+        "RIPT",
+        {
+            "rollout/env_steps": curve((0, 100), (20, 250), (30, 420)),
+            "rollout/success": curve((0, 0.3), (20, 0.4), (30, 0.5)),
+            "eval/success": curve((20, 0.35), (40, 0.6)),
+        },
+    )
+    seen = seen_against(run, "rollout/env_steps")
+    assert seen.curves["rollout/success"].steps.tolist() == [0, 100, 250]
+    assert seen.curves["eval/success"].steps.tolist() == [100, 420]
+    assert seen.curves["eval/success"].values.tolist() == [0.35, 0.6]
+    assert not seen_against(Run("BC", {"loss": curve((0, 1.0))}), "rollout/env_steps").curves

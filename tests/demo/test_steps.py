@@ -1,0 +1,235 @@
+"""The steps of a demo go on where they stopped, leave nothing running, and say what failed."""
+
+import contextlib
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from fake_steps import go, work
+
+from pirl.demo.display import last_line
+from pirl.demo.running import share_cores
+from pirl.demo.steps import Records
+from pirl.errors import TrainingError
+
+
+def calls(place):
+    return (place / "calls").read_text().split("\n")[:-1]
+
+
+def result(place, name):
+    return json.loads((place / f"{name}.result").read_text())
+
+
+def is_alive(pid):
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return Path(f"/proc/{pid}/stat").read_text().split(")")[1].split()[0] != "Z" if Path("/proc").is_dir() else True
+
+
+def test_lanes_run_side_by_side_on_their_own_cores_and_steps_after_each_other(tmp_path, capfd):
+    place = tmp_path / "work"
+    first, left, right, behind = (work(place, name, 0.5) for name in ("first", "left", "right", "behind"))
+    records = go([[[first]], [[left, behind], [right]]], tmp_path / "out")
+    times = {name: result(place, name) for name in ("first", "left", "right", "behind")}
+    assert times["first"]["ended"] < min(times["left"]["begun"], times["right"]["begun"])
+    assert max(times["left"]["begun"], times["right"]["begun"]) < min(times["left"]["ended"], times["right"]["ended"])
+    assert times["left"]["ended"] < times["behind"]["begun"]
+    shares = share_cores(2)
+    if shares[0] is not None:
+        assert [times[name]["cores"] for name in ("left", "right")] == [sorted(share) for share in shares]
+        assert not shares[0] & shares[1]
+        assert set(times["first"]["cores"]) == shares[0] | shares[1] == os.sched_getaffinity(0)
+    assert records.read(left).seconds >= 0.5
+    said = capfd.readouterr().err
+    assert "left: do left" in said
+    assert "left: done in " in said
+    assert last_line(tmp_path / "out/logs/left.log") == "left at work"
+
+
+def test_what_is_done_is_not_done_again_and_what_lost_its_result_is(tmp_path, capfd):
+    place, out = tmp_path / "work", tmp_path / "out"
+    stages = [[[work(place, "one"), work(place, "two")]]]
+    go(stages, out)
+    go(stages, out)
+    assert calls(place) == ["one", "two"]
+    assert "one: there already" in capfd.readouterr().err
+    (place / "two.result").unlink()
+    go(stages, out)
+    assert calls(place) == ["one", "two", "two resumed"]
+    # Another command under the same name is another step.
+    other = work(place, "one", 0.01)
+    go([[[other]]], out)
+    assert calls(place)[3:] == ["one resumed"]
+
+
+def test_arguments_that_only_an_earlier_step_finds_out_belong_to_the_command(tmp_path):
+    """They are asked for when their turn has come; and what was done with another answer is done again."""
+    place, out = tmp_path / "work", tmp_path / "out"
+    second = replace(work(place, "second"), late=lambda: ("--after", str(result(place, "first")["ended"])))
+    stages = [[[work(place, "first")]], [[second]]]
+    go(stages, out)
+    ended = str(result(place, "first")["ended"])
+    assert json.loads((out / "steps/second.json").read_text())["command"][-2:] == ["--after", ended]
+    assert second.arguments[-3:] == ("--after", ended, "--resume")
+    go(stages, out)
+    assert calls(place) == ["first", "second"]
+    (place / "first.result").unlink()
+    go(stages, out)
+    assert calls(place)[2:] == ["first resumed", "second resumed"]
+
+
+def test_a_result_without_the_end_of_its_step_does_not_count(tmp_path):
+    """A file that a killed process left looks whole from outside."""
+    place, out = tmp_path / "work", tmp_path / "out"
+    step = work(place, "one")
+    (place / "one.result").touch()
+    go([[[step]]], out)
+    assert calls(place) == ["one"]
+
+
+def test_a_failing_step_is_named_with_its_log_and_last_lines_and_ends_the_others(tmp_path):
+    place, out = tmp_path / "work", tmp_path / "out"
+    bad = work(place, "bad", program="import time; time.sleep(0.7); print('a reason'); raise SystemExit(3)")
+    slow, after = work(place, "slow", 60), work(place, "after")
+    begun = time.monotonic()
+    with pytest.raises(TrainingError) as failure:
+        go([[[bad, after], [slow]]], out)
+    assert time.monotonic() - begun < 30
+    for part in ("do bad", "exit code 3", str(out / "logs/bad.log"), "  a reason\n", "call the same command again"):
+        assert part in str(failure.value)
+    assert (place / "slow.saved").exists()
+    assert calls(place) == ["slow"]
+    assert not Records(out / "steps").is_done(slow)
+
+
+def test_a_step_that_ends_well_without_its_result_has_failed(tmp_path):
+    """A trainer that a scheduler ends says 0, though it is not through."""
+    step = work(tmp_path / "work", "one", program="print('stopped at step 5')")
+    with pytest.raises(TrainingError, match="ended before its result was whole"):
+        go([[[step]]], tmp_path / "out")
+
+
+PROGRAM = """
+import sys
+from pathlib import Path
+sys.path.insert(0, {tests!r})
+from fake_steps import go, work
+place, out = Path(sys.argv[1]), Path(sys.argv[2])
+left, right = work(place, "left", 60, *{programs!r}), work(place, "right", 60)
+try:
+    go([[[left, work(place, "after")], [right]]], out, grace={grace})
+except KeyboardInterrupt:
+    sys.exit(130)
+"""
+
+
+@contextlib.contextmanager
+def demo_under_way(tmp_path, programs=(), grace=30.0):
+    """A process with two lanes at work."""
+    place = tmp_path / "work"
+    program = PROGRAM.format(tests=str(Path(__file__).parent), programs=tuple(programs), grace=grace)
+    with subprocess.Popen(
+        [sys.executable, "-c", program, str(place), str(tmp_path / "out")], stderr=subprocess.PIPE, text=True
+    ) as process:
+        until = time.monotonic() + 60
+        while not all((place / f"{name}.pid").exists() for name in ("left", "right")) and time.monotonic() < until:
+            time.sleep(0.05)
+        time.sleep(0.2)
+        try:
+            yield process, [int((place / f"{name}.pid").read_text()) for name in ("left", "right")]
+        finally:
+            process.kill()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_an_interruption_lets_the_steps_save_and_leaves_none_of_them(tmp_path, number):
+    with demo_under_way(tmp_path) as (process, children):
+        process.send_signal(number)
+        _, said = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert "Traceback" not in said
+    assert not any(map(is_alive, children))
+    assert {file.name for file in (tmp_path / "work").glob("*.saved")} == {"left.saved", "right.saved"}
+    assert sorted(calls(tmp_path / "work")) == ["left", "right"]
+    # The time so far is kept, and the next attempt is told to go on.
+    left = work(tmp_path / "work", "left", 60)
+    record = Records(tmp_path / "out/steps").read(left)
+    assert 0 < record.seconds < 60
+    assert not record.is_done
+    assert left.arguments[-1] == "--resume"
+
+
+STUBBORN = """
+import signal, sys, time
+from pathlib import Path
+signal.signal(signal.SIGINT, signal.SIG_IGN)
+import os
+(Path(sys.argv[1]) / "left.pid").write_text(str(os.getpid()))
+time.sleep(60)
+"""
+
+
+def test_who_does_not_end_in_time_is_ended(tmp_path):
+    with demo_under_way(tmp_path, [STUBBORN], grace=1.0) as (process, children):
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=20)
+    assert process.returncode == 130
+    assert not any(map(is_alive, children))
+
+
+def test_a_second_interruption_does_not_wait(tmp_path):
+    with demo_under_way(tmp_path, [STUBBORN], grace=600.0) as (process, children):
+        process.send_signal(signal.SIGINT)
+        time.sleep(1.0)
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=20)
+    assert process.returncode == 130
+    assert not any(map(is_alive, children))
+
+
+def test_the_last_line_is_text_without_what_moves_a_cursor(tmp_path):
+    log = tmp_path / "log"
+    log.write_bytes(b"x" * 10_000 + b"\nfirst\n\x1b[2K\x1b[1mstep 5\x1b[0m\rstep \xc3\xb66\n\n")
+    assert last_line(log) == "step ö6"
+    assert last_line(tmp_path / "absent") == ""
+
+
+ON_A_TERMINAL = """
+import sys
+from pathlib import Path
+sys.path.insert(0, sys.argv[3])
+from fake_steps import go, work
+place, out = Path(sys.argv[1]), Path(sys.argv[2])
+stages = [[[work(place, "one")]], [[work(place, "left", 1.0)], [work(place, "right", 1.0)]]]
+go(stages, out)
+"""
+
+
+def test_on_a_terminal_one_table_shows_every_step_and_what_it_said_last(tmp_path):
+    ours, theirs = os.openpty()
+    arguments = [str(tmp_path / "work"), str(tmp_path / "out"), str(Path(__file__).parent)]
+    environment = {**os.environ, "TERM": "xterm", "COLUMNS": "100"}
+    with subprocess.Popen([sys.executable, "-c", ON_A_TERMINAL, *arguments], stderr=theirs, env=environment) as process:
+        os.close(theirs)
+        shown = b""
+        with contextlib.suppress(OSError):  # which is how a terminal without a writer ends
+            while read := os.read(ours, 65536):
+                shown += read
+    os.close(ours)
+    assert process.returncode == 0
+    lines = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown.decode()).replace("\r", "\n").splitlines()
+    assert any(re.match(r"running +do left +0:0\d +left at work", line) for line in lines)
+    assert any(re.match(r"waiting +do right", line) for line in lines)
+    assert [line.split()[:3] for line in lines if line.strip()][-3:] == [
+        ["done", "do", name] for name in ("one", "left", "right")
+    ]

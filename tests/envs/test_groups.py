@@ -1,0 +1,392 @@
+"""Groups of attempts: mixed ones are kept, uniform ones dropped, the budget holds, and nothing lost gets in."""
+
+import itertools
+import multiprocessing
+import os
+import signal
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fakes import POINT, LocalPool, Point, StraightPlanner
+from pirl.envs import EnvConfig, ExpertConfig, Rollout, Start, open_pool, roll_out
+from pirl.envs.groups import Context, Group, GroupedRollouts, roll_out_groups
+from pirl.envs.pools import Lost, Pictures, Segment, Started
+from pirl.envs.workers import ProcessPool
+from pirl.errors import ConfigError, EnvError
+
+Ending = Literal["success", "failure", "lost", "never begun"]
+
+
+@dataclass(frozen=True)
+class Fate:
+    """What is to become of one attempt, and in which step."""
+
+    ending: Ending
+    steps: int
+
+
+class FatedPool:
+    """Episodes that end as it was said beforehand, by the seed of a context and the number of the attempt."""
+
+    def __init__(self, size: int, groups: int, fates: Sequence[Sequence[Fate]], begins_alike: bool = True) -> None:
+        self.size, self.groups, self.fates, self.begins_alike = size, groups, fates, begins_alike
+        self.description = Point().describe()
+        self.begun: list[tuple[int, int]] = []
+        self.busy: list[int] = []
+        self._slots: dict[int, tuple[Start, int]] = {}
+        self._queued: dict[int, Any] = {}
+
+    def start(self, slot: int, start: Start, expert: ExpertConfig | None = None) -> None:
+        self.begun.append((start.seed, start.attempt))
+        self._slots[slot] = start, 0
+        self._queued[slot] = None
+
+    def execute(self, slot: int, actions: np.ndarray | int, *, pictures: Pictures = "all") -> None:
+        self._queued[slot] = actions
+
+    def wait(self, slots: Sequence[int]) -> dict[int, Started | Segment | Lost]:
+        self.busy.append(len(self._queued))
+        return {slot: self._answer(slot, self._queued.pop(slot)) for slot in slots}
+
+    def _answer(self, slot: int, actions: Any) -> Started | Segment | Lost:
+        start, done = self._slots[slot]
+        fate = self.fates[start.seed][start.attempt]
+        if actions is None:
+            if fate.ending == "never begun":
+                return Lost("it would not begin")
+            return Started(self._see(start), "go", start.task, {})
+        taken = np.array(actions[: fate.steps - done])
+        self._slots[slot] = start, done + len(taken)
+        ended = done + len(taken) == fate.steps
+        if ended and fate.ending == "lost":
+            return Lost("it broke")
+        seen = [self._see(start)] * len(taken)
+        return Segment(
+            {name: np.stack([one[name] for one in seen]) for name in seen[0]},
+            taken,
+            np.zeros(len(taken), np.float32),
+            terminated=ended,
+            truncated=False,
+            success=ended and fate.ending == "success",
+        )
+
+    def _see(self, start: Start) -> dict[str, np.ndarray]:
+        place = start.seed if self.begins_alike else start.seed + start.attempt
+        return {"image": np.zeros((8, 8, 3), np.uint8), "state": np.full(2, place, np.float32)}
+
+    def close(self) -> None: ...
+
+    def __enter__(self) -> "FatedPool":
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+
+
+class Still:
+    """Plans to stay, and remembers for whom."""
+
+    horizon = 3
+
+    def __init__(self) -> None:
+        self.planned = 0
+
+    def plan(self, observations: Any, prompts: Any, seeds: Any, steps: Any) -> np.ndarray:
+        self.planned += 1
+        return np.zeros((len(seeds), 3, 2), np.float32)
+
+
+def numbered() -> Iterator[Context]:
+    """Contexts whose seeds count them."""
+    return (Context("left", number) for number in itertools.count())
+
+
+def roll(pool: Any, planner: Any = None, contexts: Iterator[Context] | None = None, **options: Any) -> GroupedRollouts:
+    settings = {"attempts": 2, "groups": 2, "budget": 4, "execute_steps": 3} | options
+    return roll_out_groups(pool, planner or Still(), contexts or numbered(), **settings)
+
+
+FATES = st.builds(Fate, st.sampled_from(["success", "failure", "lost", "never begun"]), st.integers(1, 7))
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    size=st.integers(1, 7),
+    parts=st.integers(1, 2),
+    attempts=st.integers(2, 4),
+    wanted=st.integers(1, 4),
+    budget=st.integers(1, 9),
+    left=st.none() | st.integers(0, 9),
+    data=st.data(),
+)
+def test_whatever_becomes_of_the_attempts(
+    size: int, parts: int, attempts: int, wanted: int, budget: int, left: int | None, data: st.DataObject
+) -> None:
+    fates = data.draw(st.lists(st.lists(FATES, min_size=attempts, max_size=attempts), min_size=budget, max_size=budget))
+    fates[0][0] = Fate("success", 1)  # where nothing ever begins, that is an error of its own
+    finished: list[Rollout] = []
+    pool, contexts = FatedPool(size, parts, fates), itertools.islice(numbered(), left)
+    options = {"attempts": attempts, "groups": wanted, "budget": budget, "on_rollout": finished.append}
+    result = roll(pool, contexts=contexts, **options)
+
+    ends = [[fate.ending for fate in row] for row in fates]
+    available = min(budget, budget if left is None else left)
+    # As if one context had been tried after the other, whatever the size of the pool.
+    mixed = [seed for seed in range(available) if {"success", "failure"} <= set(ends[seed])]
+    assert [group.context.seed for group in result.kept] == mixed[:wanted]
+    assert result.tried == (mixed[wanted - 1] + 1 if len(mixed) >= wanted else available)
+    assert result.is_short == (len(mixed) < wanted)
+    tried = sorted(group.context.seed for group in result.kept + result.dropped)
+    assert tried == list(range(result.tried))
+    assert [group.context.seed for group in result.dropped] == [seed for seed in tried if seed not in mixed]
+    for group in result.kept + result.dropped:
+        expected = ends[group.context.seed]
+        assert [rollout.start.attempt for rollout in group.attempts] == [
+            number for number, end in enumerate(expected) if end in ("success", "failure")
+        ]
+        assert [rollout.success for rollout in group.attempts] == [
+            end == "success" for end in expected if end in ("success", "failure")
+        ]
+        assert len(group.lost) == attempts - len(group.attempts)
+        assert all(rollout.lost is None for rollout in group.attempts)
+    # Every attempt of what was tried is begun once, and nothing else is.
+    assert sorted(pool.begun) == [(seed, attempt) for seed in tried for attempt in range(attempts)]
+    every = [end for seed in tried for end in ends[seed]]
+    assert (result.successes, result.attempts, len(result.lost)) == (
+        every.count("success"),
+        every.count("success") + every.count("failure"),
+        every.count("lost") + every.count("never begun"),
+    )
+    assert len(finished) == result.attempts
+    assert all("image" in rollout.observations and rollout.lost is None for rollout in finished)
+    # Steps within a chunk that ended in a loss are not known to have been taken.
+    steps = {"success": lambda n: n, "failure": lambda n: n, "lost": lambda n: 3 * ((n - 1) // 3)}
+    taken = [steps[f.ending](f.steps) for seed in tried for f in fates[seed] if f.ending != "never begun"]
+    assert result.env_steps == sum(taken)
+
+
+def test_groups_with_both_outcomes_are_kept_whole_and_others_without_their_pictures() -> None:
+    fates = [[Fate("success", 2), Fate("failure", 4)], [Fate("failure", 2), Fate("failure", 3)]]
+    result = roll(FatedPool(2, 1, fates), groups=2, budget=2)
+    (kept,), (dropped,) = result.kept, result.dropped
+    assert kept.success_rate == 0.5
+    assert dropped.success_rate == 0.0
+    assert [rollout.observations["image"].shape[0] for rollout in kept.attempts] == [2, 4]
+    assert all(set(rollout.observations) == {"state"} for rollout in dropped.attempts)
+    assert result.is_short
+    bare = roll(FatedPool(2, 1, fates), groups=2, budget=2, keep_images=False)
+    assert all(set(rollout.observations) == {"state"} for rollout in bare.kept[0].attempts)
+
+
+def test_one_finished_attempt_is_no_group_to_learn_from() -> None:
+    fates = [[Fate("success", 2), Fate("lost", 4)], [Fate("lost", 2), Fate("never begun", 1)]]
+    result = roll(FatedPool(2, 1, fates), groups=1, budget=2)
+    assert not result.kept
+    assert [group.success_rate for group in result.dropped] == [1.0, None]
+    assert [group.lost for group in result.dropped] == [("it broke",), ("it broke", "it would not begin")]
+    assert all(group.is_uniform for group in result.dropped)
+
+
+def test_slots_are_busy_while_there_is_something_to_do_and_nothing_is_done_in_vain() -> None:
+    mixed = [Fate("success", 6), Fate("failure", 6), Fate("success", 6), Fate("failure", 6)]
+    pool = FatedPool(4, 1, [mixed] * 9)
+    result = roll(pool, attempts=4, groups=3, budget=9)
+    assert result.tried == 3
+    assert set(pool.busy) == {4}
+    # Uniform groups make room for others at once: no turn passes in which a slot waits for a context.
+    uniform = [Fate("failure", 6)] * 4
+    pool = FatedPool(4, 1, [uniform, uniform, mixed])
+    assert roll(pool, attempts=4, groups=1, budget=9).tried == 3
+    assert set(pool.busy) == {4}
+
+
+@pytest.mark.parametrize("ending", ["failure", "success", "lost"])
+def test_it_ends_with_the_budget_however_all_attempts_end(ending: Ending) -> None:
+    result = roll(FatedPool(3, 2, [[Fate(ending, 5)] * 3] * 6), attempts=3, groups=2, budget=6)
+    assert (len(result.kept), result.tried, result.is_short) == (0, 6, True)
+    assert (result.attempts, len(result.lost)) == ((0, 18) if ending == "lost" else (18, 0))
+
+
+def test_where_nothing_ever_begins_it_says_so_instead_of_losing_everything() -> None:
+    pool = FatedPool(2, 2, [[Fate("never begun", 1)] * 3] * 1000)
+    with pytest.raises(EnvError, match="first 9 episodes were lost before anything came of them: it would not begin"):
+        roll(pool, attempts=3, groups=2, budget=1000)
+
+
+def test_attempts_that_begin_in_different_states_are_not_compared() -> None:
+    pool = FatedPool(2, 1, [[Fate("success", 2), Fate("failure", 2)]], begins_alike=False)
+    with pytest.raises(EnvError, match=r"'left' from seed 0 began in different states \('state' was \[0"):
+        roll(pool, budget=1)
+
+
+@pytest.mark.parametrize("wrong", [{"attempts": 1}, {"groups": 0}, {"budget": 0}, {"attempts": 10**6}])
+def test_what_cannot_be_done_is_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=f"{next(iter(wrong))} = {next(iter(wrong.values()))}"):
+        roll(FatedPool(1, 1, []), **wrong)
+
+
+def test_starts_may_wait_for_what_came_of_others() -> None:
+    """None lets slots idle; they ask again when more has been yielded, and None with nothing under way is the end."""
+    pool = FatedPool(3, 2, [[Fate("success", 2)]] * 4)
+    seen: list[int] = []
+
+    def starts() -> Iterator[Start | None]:
+        for seed in range(4):
+            yield Start("left", seed)
+            # One after the other, however many slots are free.
+            while seed not in seen:
+                yield None
+        while True:
+            yield None
+
+    for rollout in roll_out(pool, Still(), starts(), execute_steps=3):
+        assert rollout.index == rollout.start.seed == len(seen)
+        seen.append(rollout.start.seed)
+    assert seen == [0, 1, 2, 3]
+    assert set(pool.busy) == {1}
+
+
+def test_plans_are_counted_and_timed() -> None:
+    planner = Still()
+    result = roll(FatedPool(2, 1, [[Fate("success", 3), Fate("failure", 6)]]), planner, groups=1)
+    assert result.plans == planner.planned == 2
+    assert 0 < result.policy_seconds <= result.seconds
+
+
+# --- with environments -------------------------------------------------------------------------------------------------
+
+WILD = StraightPlanner(noise=2.5)
+
+
+def points(*first: int) -> Iterator[Context]:
+    return (Context("left", seed) for seed in itertools.chain(first, itertools.count(50)))
+
+
+def assert_same(one: Sequence[Group], other: Sequence[Group]) -> None:
+    assert [group.context for group in one] == [group.context for group in other]
+    for ours, theirs in zip(one, other, strict=True):
+        assert len(ours.attempts) == len(theirs.attempts)
+        for a, b in zip(ours.attempts, theirs.attempts, strict=True):
+            assert (a.start, a.success, a.lost) == (b.start, b.success, b.lost)
+            np.testing.assert_array_equal(a.actions, b.actions)
+            for name in a.observations:
+                np.testing.assert_array_equal(a.observations[name], b.observations[name])
+
+
+def test_attempts_begin_alike_and_go_their_own_ways() -> None:
+    with LocalPool(3) as pool:
+        result = roll(pool, WILD, points(), attempts=4, groups=3, budget=20)
+        plain = list(roll_out(pool, WILD, [Start("left", result.kept[0].context.seed)], execute_steps=3))
+    assert len(result.kept) == 3
+    for group in result.kept:
+        first, *others = group.attempts
+        for other in others:
+            np.testing.assert_array_equal(other.observations["image"][0], first.observations["image"][0])
+            np.testing.assert_array_equal(other.observations["state"][0], first.observations["state"][0])
+            assert np.abs(other.actions[0] - first.actions[0]).max() > 1e-3
+    # The first attempt is what an evaluation from the same start would see.
+    np.testing.assert_array_equal(result.kept[0].attempts[0].actions, plain[0].actions)
+
+
+def test_tables_begin_alike_for_every_attempt() -> None:
+    with open_pool(EnvConfig("tabletop"), 4) as pool:
+
+        class Noise(Still):
+            def plan(self, observations: Any, prompts: Any, seeds: Any, steps: Any) -> np.ndarray:
+                rngs = [np.random.default_rng([seed, step]) for seed, step in zip(seeds, steps, strict=True)]
+                return np.stack([rng.uniform(-1, 1, (3, 3)) for rng in rngs]).astype(np.float32)
+
+        contexts = (Context(pool.description.tasks[seed % 4], seed) for seed in itertools.count())
+        seen: list[Rollout] = []
+        roll(pool, Noise(), contexts, attempts=3, groups=1, budget=2, on_rollout=seen.append)
+    seen.sort(key=lambda rollout: (rollout.start.seed, rollout.start.attempt))
+    for rollouts in (seen[:3], seen[3:6]):
+        for rollout in rollouts[1:]:
+            for name, values in rollout.observations.items():
+                np.testing.assert_array_equal(values[0], rollouts[0].observations[name][0])
+            assert not np.array_equal(rollout.actions[0], rollouts[0].actions[0])
+    camera = next(iter(pool.description.robot.cameras.values()))
+    assert not np.array_equal(seen[0].observations[camera][0], seen[3].observations[camera][0])
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[ProcessPool]:
+    with open_pool(EnvConfig(POINT), 3) as pool:
+        assert isinstance(pool, ProcessPool)
+        yield pool
+
+
+def test_processes_change_neither_the_groups_nor_their_order(pool: ProcessPool) -> None:
+    options = {"attempts": 3, "groups": 3, "budget": 9}
+    ours = roll(pool, WILD, points(), **options)
+    with LocalPool(pool.size) as local:
+        local.groups = pool.groups
+        theirs = roll(local, WILD, points(), **options)
+    assert ours.kept
+    assert_same(ours.kept, theirs.kept)
+    assert_same(ours.dropped, theirs.dropped)
+    assert (ours.env_steps, ours.plans) == (theirs.env_steps, theirs.plans)
+
+
+def test_an_environment_that_breaks_hangs_or_says_nan_costs_its_attempts_and_no_more(
+    pool: ProcessPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pool, "_timeout", 3.0)  # only here: elsewhere a busy machine should lose no attempt
+    mishaps = {9004: "no answer within 3 s", 9007: "'state' holds nan", 9008: "reward is nan", 9001: "exit code 3"}
+    result = roll(pool, WILD, points(49, *mishaps), attempts=2, groups=3, budget=20)
+    assert len(result.kept) == 3
+    broken = {group.context.seed: group for group in result.dropped if group.context.seed in mishaps}
+    assert set(broken) == set(mishaps)
+    for seed, group in broken.items():
+        assert not group.attempts
+        assert all(mishaps[seed] in reason for reason in group.lost)
+        assert len(group.lost) == 2
+    assert len(result.lost) == 8
+    for group in result.kept + result.dropped:
+        for rollout in group.attempts:
+            assert rollout.lost is None
+            assert all(np.isfinite(values).all() for values in rollout.observations.values())
+            assert np.isfinite(rollout.rewards).all()
+    # Whoever replaces the broken changes nothing for the others.
+    clean = roll(pool, WILD, points(49), attempts=2, groups=3, budget=16)
+    assert_same(result.kept, clean.kept)
+
+
+class Killer(StraightPlanner):
+    """Kills one of the workers with SIGKILL in the middle of episodes, at some of its plans."""
+
+    def __init__(self, at: Sequence[int]) -> None:
+        super().__init__(noise=WILD.noise)
+        self._at = at
+
+    def plan(self, observations: Any, prompts: Any, seeds: Any, steps: Any) -> np.ndarray:
+        if len(self.asked) in self._at:
+            victim = multiprocessing.active_children()[0].pid
+            assert victim is not None
+            os.kill(victim, signal.SIGKILL)
+        return super().plan(observations, prompts, seeds, steps)
+
+
+def test_workers_killed_on_the_way_cost_one_attempt_each(pool: ProcessPool) -> None:
+    killer = Killer(at=(2, 7, 11))
+    options = {"attempts": 4, "groups": 3, "budget": 12}
+    result = roll(pool, killer, points(), **options)
+    with LocalPool(pool.size) as local:
+        clean = roll(local, WILD, points(), **(options | {"groups": 12}))
+    assert len(result.kept) == 3
+    assert len(result.lost) == 3
+    assert all("killed by SIGKILL" in reason for reason in result.lost)
+    # What is left of the groups is what it would have been.
+    undisturbed = {rollout.start: rollout for group in clean.kept + clean.dropped for rollout in group.attempts}
+    for group in result.kept + result.dropped:
+        assert len(group.attempts) + len(group.lost) == 4
+        for rollout in group.attempts:
+            assert rollout.lost is None
+            same = undisturbed[rollout.start]
+            np.testing.assert_array_equal(rollout.actions, same.actions)
+            np.testing.assert_array_equal(rollout.observations["state"], same.observations["state"])

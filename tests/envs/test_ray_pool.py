@@ -1,0 +1,367 @@
+"""The pool of Ray actors, on a real cluster: episodes are those of any pool, and what each mishap costs."""
+
+import importlib.util
+import os
+import re
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+
+from fakes import MISHAPS, POINT, UNMAKEABLE, LocalPool, Point, StraightPlanner
+from pirl.envs import (
+    EnvConfig,
+    EnvPool,
+    ExpertConfig,
+    Lost,
+    Segment,
+    Start,
+    Started,
+    make_starts,
+    open_pool,
+    ray_cluster,
+    roll_out,
+)
+from pirl.envs.ray_pool import RayPool
+from pirl.envs.workers import ProcessPool
+from pirl.errors import ConfigError, EnvError
+
+TIMEOUT = 3.0
+needs_ray = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is not installed: pirl[ray]")
+WRITING = "test_ray_pool:test_ray_pool/Writing-v0"
+# Starting a cluster takes its time, so whatever needs one is slow.
+on_a_cluster = [needs_ray, pytest.mark.slow]
+
+
+class Writing(Point):
+    """A point that writes into what it is given, as simulators do."""
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        (options or {})["state"]["position"][:] += 0.25
+        return super().reset(seed=seed, options=options)
+
+    def step(self, action: np.ndarray) -> Any:
+        np.clip(action, -0.5, 0.5, out=action)
+        return super().step(action)
+
+
+if "test_ray_pool/Writing-v0" not in gymnasium.registry:
+    gymnasium.register("test_ray_pool/Writing-v0", "test_ray_pool:Writing")
+
+
+def parents_and_titles() -> dict[int, tuple[int, bytes]]:
+    """Of every process that runs."""
+    found = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                status, title = (entry / "stat").read_text(), (entry / "cmdline").read_bytes()
+            except OSError:
+                continue
+            state, parent = status.rsplit(")", 1)[1].split()[:2]
+            if state != "Z":
+                found[int(entry.name)] = int(parent), title
+    return found
+
+
+def descendants(process: int) -> set[int]:
+    parents = {child: parent for child, (parent, _) in parents_and_titles().items()}
+    found, new = set[int](), {process}
+    while new := {child for child, parent in parents.items() if parent in new}:
+        found |= new
+    return found
+
+
+def actors(driver: int | None = None) -> set[int]:
+    """Processes of the cluster of a process, this one unless told, that host an environment."""
+    titles = parents_and_titles()
+    return {
+        each for each in descendants(driver or os.getpid()) if titles.get(each, (0, b""))[1].startswith(b"ray::_Host")
+    }
+
+
+def stepping(processes: set[int]) -> set[int]:
+    """Those in the middle of a request to execute, which Ray shows in their titles."""
+    titles = parents_and_titles()
+    return {each for each in processes if titles.get(each, (0, b""))[1].startswith(b"ray::_Host.execute")}
+
+
+def soon(condition: Callable[[], Any], seconds: float = 10.0) -> bool:
+    deadline = time.monotonic() + seconds
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return bool(condition())
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Any]:
+    """Four CPUs, whatever this machine has, and a token for them that is not written to the user's home."""
+    ray = pytest.importorskip("ray")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_AUTH_TOKEN", secrets.token_hex(32))
+        patch.setenv("RAY_raylet_start_wait_time_s", "120")  # the machine may be busy with other tests
+        patch.delenv("RAY_ADDRESS", raising=False)
+        ray.init("local", num_cpus=4, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+        yield ray
+        ray.shutdown()
+
+
+@pytest.fixture(scope="module")
+def pool(cluster: Any) -> Iterator[EnvPool]:
+    with open_pool(EnvConfig(POINT), 2, timeout=TIMEOUT, backend="ray") as pool:
+        assert isinstance(pool, RayPool)
+        assert isinstance(pool, EnvPool)
+        yield pool
+
+
+def test_without_ray_the_message_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(ConfigError, match=r"ray is not installed.*pip install 'pirl\[ray\]'"):
+        open_pool(EnvConfig(POINT), 1, backend="ray")
+
+
+def test_an_address_without_ray_is_refused_rather_than_ignored() -> None:
+    with pytest.raises(ConfigError, match="10.0.0.1:6379 .* is for backend = ray; it is local"):
+        open_pool(EnvConfig(POINT), 1, ray_address="10.0.0.1:6379")
+
+
+@needs_ray
+@pytest.mark.parametrize("address", ["nowhere", "host:", ":6379", "host:port"])
+def test_what_is_no_address_is_refused(address: str) -> None:
+    with pytest.raises(ConfigError, match=f"is host:port, .*got '{address}'"):
+        open_pool(EnvConfig(POINT), 1, backend="ray", ray_address=address)
+
+
+@needs_ray
+@pytest.mark.parametrize("prefix", ["", "ray://"])
+def test_an_address_where_nobody_answers_is_told_soon(prefix: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ray_cluster, "_CONNECTING_TIMEOUT", 1.0)
+    with socket.create_server(("127.0.0.1", 0)) as deaf:  # takes connections, and says nothing
+        address = f"{prefix}127.0.0.1:{deaf.getsockname()[1]}"
+        monkeypatch.setenv("RAY_ADDRESS", address)
+        began = time.monotonic()
+        with pytest.raises(ConfigError, match=f"no Ray cluster answers at {address} within 1 s"):
+            open_pool(EnvConfig(POINT), 1, backend="ray")
+    assert time.monotonic() - began < 10
+
+
+class TestOnACluster:
+    pytestmark = on_a_cluster
+
+    def test_episodes_are_bit_for_bit_those_of_processes_and_of_one_process(self, pool: RayPool) -> None:
+        starts = make_starts(pool.description, 7, 4)
+        with LocalPool(2) as local, ProcessPool(EnvConfig(POINT), 2) as processes:
+            assert pool.description == processes.description
+            runs = [
+                list(roll_out(each, StraightPlanner(), starts, execute_steps=4, keep_images=True, groups=2))
+                for each in (pool, processes, local)
+            ]
+        for ours, theirs, alone in zip(*runs, strict=True):
+            for other in (theirs, alone):
+                assert (ours.index, ours.prompt, ours.success, ours.truncated, ours.lost) == (
+                    *(other.index, other.prompt, other.success),
+                    *(other.truncated, other.lost),
+                )
+                np.testing.assert_array_equal(ours.actions, other.actions)
+                np.testing.assert_array_equal(ours.rewards, other.rewards)
+                for name in ("image", "state"):
+                    assert ours.observations[name].dtype == other.observations[name].dtype
+                    np.testing.assert_array_equal(ours.observations[name], other.observations[name])
+
+    def test_an_expert_acts_in_the_actor_from_a_given_state(self, pool: RayPool) -> None:
+        state = {"position": np.array([0.4, -0.3]), "steps": np.array(5)}
+        pool.start(0, Start("right", 3, state), ExpertConfig())
+        started = pool.wait([0])[0]
+        assert isinstance(started, Started)
+        np.testing.assert_array_equal(started.observation["state"], np.array([0.4, -0.3], np.float32))
+        pool.execute(0, 100)
+        segment = pool.wait([0])[0]
+        assert isinstance(segment, Segment)
+        assert segment.success
+
+    def test_arrays_may_be_written_to_on_both_sides(self, pool: RayPool) -> None:
+        """Ray's own are read-only; and pictures that are kept must not stay in its shared memory."""
+        pool.start(0, Start("left", 3))
+        started = pool.wait([0])[0]
+        pool.execute(0, np.zeros((2, 2), np.float32))
+        segment = pool.wait([0])[0]
+        assert isinstance(started, Started)
+        assert isinstance(segment, Segment)
+        received = [*started.observation.values(), *started.state.values(), *segment.observations.values()]
+        for array in [*received, segment.actions, segment.rewards]:
+            assert array.flags.writeable
+            assert array.flags.owndata
+        with open_pool(EnvConfig(WRITING), 1, backend="ray") as writing:
+            writing.start(0, Start("left", 3, {"position": np.zeros(2), "steps": np.array(0)}))
+            started = writing.wait([0])[0]
+            writing.execute(0, np.ones((1, 2), np.float32))
+            segment = writing.wait([0])[0]
+        assert isinstance(started, Started)
+        assert isinstance(segment, Segment)
+        np.testing.assert_array_equal(started.observation["state"], [0.25, 0.25])
+        np.testing.assert_array_equal(segment.actions, [[0.5, 0.5]])
+
+    def test_every_mishap_costs_one_episode_and_says_what_it_was(self, pool: RayPool) -> None:
+        expected = {
+            9002: "the environment's actor on .+ ended: its worker process has died",
+            9003: "the environment's actor on .+ ended: its worker process has died",
+            9004: "the environment on .+ hangs: no answer within 3 s",
+            9005: "^ZeroDivisionError: the plane is torn$",
+            9007: "^'state' holds nan",
+        }
+        seeds = [1, 2, *expected, 3, 4]
+        starts = [Start("left", seed) for seed in seeds]
+        rollouts = {r.start.seed: r for r in roll_out(pool, StraightPlanner(), starts, execute_steps=1)}
+        assert set(rollouts) == set(seeds)
+        for seed, rollout in rollouts.items():
+            if seed in expected:
+                assert rollout.lost is not None
+                assert re.search(expected[seed], rollout.lost)
+                # What happened before is kept.
+                assert len(rollout) == MISHAPS[seed][1] - 1
+            else:
+                assert rollout.lost is None
+                assert rollout.success
+
+    def test_an_actor_killed_from_outside_costs_its_episode_alone(self, pool: RayPool) -> None:
+        # One is in the middle of a step, the other has still to take its own.
+        for slot, seed in ((0, 9004), (1, 1)):
+            pool.start(slot, Start("left", seed))
+        pool.wait([0, 1])
+        pool.execute(0, np.zeros((3, 2), np.float32))
+        assert soon(lambda: stepping(actors()))
+        (hung,) = stepping(actors())
+        os.kill(hung, signal.SIGKILL)
+        pool.execute(1, np.zeros((3, 2), np.float32))
+        answers = pool.wait([0, 1])
+        assert isinstance(answers[0], Lost)
+        assert "ended: its worker process has died" in answers[0].reason
+        assert isinstance(answers[1], Segment)
+        pool.start(0, Start("left", 1))
+        assert isinstance(pool.wait([0])[0], Started)
+
+    def test_a_hang_costs_no_more_than_the_timeout(self, pool: RayPool) -> None:
+        pool.start(0, Start("left", 9004))
+        pool.wait([0])
+        began = time.monotonic()
+        pool.execute(0, np.zeros((3, 2), np.float32))
+        assert isinstance(pool.wait([0])[0], Lost)
+        assert TIMEOUT <= time.monotonic() - began < TIMEOUT + 2
+
+    def test_an_actor_that_dies_at_rest_costs_no_episode(self, pool: RayPool) -> None:
+        pool.start(0, Start("left", 1))
+        pool.start(1, Start("left", 1))
+        pool.wait([0, 1])
+        killed = actors()
+        assert len(killed) == 2
+        for process in killed:
+            os.kill(process, signal.SIGKILL)
+        assert soon(lambda: not killed & parents_and_titles().keys())
+        pool.start(0, Start("left", 1))
+        assert isinstance(pool.wait([0])[0], Started)
+
+    def test_a_start_forgets_what_was_queued_before(self, pool: RayPool) -> None:
+        # The second of them takes the actor with it.
+        for seed in (1, 9002):
+            pool.start(0, Start("left", seed))
+            pool.wait([0])
+            pool.execute(0, np.zeros((3, 2), np.float32))
+            pool.start(0, Start("right", 2))
+            started = pool.wait([0])[0]
+            assert isinstance(started, Started)
+            assert started.task == "right"
+
+    def test_what_is_asked_wrongly_is_no_lost_episode(self, pool: RayPool) -> None:
+        pool.start(0, Start("up", 1))
+        with pytest.raises(ConfigError, match="point has no task 'up'"):
+            pool.wait([0])
+        with pytest.raises(ConfigError, match="the point was misconfigured"):
+            list(roll_out(pool, StraightPlanner(), [Start("left", 9010)], execute_steps=3))
+        with pytest.raises(ValueError, match="slot 0 has no episode"):
+            pool.execute(0, 1)
+
+    def test_an_environment_that_cannot_be_made_says_why(self, cluster: Any) -> None:
+        before = actors()
+        with pytest.raises(ConfigError, match=r"^the point is shy: pip install 'pirl\[courage\]'\.$"):
+            open_pool(EnvConfig(POINT, options={"shy": "yes"}), 1, backend="ray")
+        with pytest.raises(EnvError, match="could not be made: the environment's actor ended: its worker process"):
+            open_pool(EnvConfig(UNMAKEABLE), 1, backend="ray")
+        assert soon(lambda: actors() <= before)
+
+    def test_a_cluster_too_small_says_how_many_fit(self, pool: RayPool, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(ray_cluster, "_PLACING_TIMEOUT", 1.0)
+        with pytest.raises(ConfigError, match="9 environments need a CPU each; of the 4 of the Ray cluster 2 are free"):
+            open_pool(EnvConfig(POINT), 9, backend="ray")
+        # What was asked for in vain is not in the way of what fits.
+        open_pool(EnvConfig(POINT), 2, backend="ray").close()
+
+    def test_nothing_runs_after_close_not_even_a_hung_step(self, cluster: Any) -> None:
+        before = actors()
+        pool = open_pool(EnvConfig(POINT), 2, backend="ray")
+        pool.start(0, Start("left", 9004))
+        pool.wait([0])
+        pool.execute(0, np.zeros((3, 2), np.float32))
+        assert len(actors() - before) == 2
+        pool.close()
+        assert soon(lambda: actors() <= before)
+        pool.close()  # a second time does no harm
+        assert cluster.is_initialized()  # whoever has started it may go on
+
+
+_PARENT = """
+import signal, sys, time
+sys.path.insert(0, sys.argv[1])
+from pirl.envs import EnvConfig, Start, open_pool
+import numpy as np
+
+if __name__ == "__main__":
+    handler = signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    with open_pool(EnvConfig("fakes:fakes/Point-v0"), 3, backend="ray") as pool:
+        assert signal.getsignal(signal.SIGTERM) is signal.SIG_IGN
+        for slot, seed in enumerate((9011, 9004, 9002)):
+            pool.start(slot, Start("left", seed))
+        pool.wait([0, 1, 2])
+        for slot in (0, 1, 2):
+            pool.execute(slot, np.zeros((3, 2), np.float32))
+        pool.wait([0, 2])
+        print("stepping", flush=True)
+        time.sleep(600)
+"""
+
+
+@needs_ray
+@pytest.mark.slow
+@pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGKILL])
+def test_a_cluster_of_our_own_is_quiet_and_ends_with_us(end: signal.Signals, tmp_path: Path) -> None:
+    """However we end: Ctrl-C, which reaches the whole group of processes, or by force."""
+    script = tmp_path / "parent.py"
+    script.write_text(_PARENT)
+    environment = os.environ | {"RAY_AUTH_TOKEN": secrets.token_hex(32), "RAY_raylet_start_wait_time_s": "120"}
+    environment.pop("RAY_ADDRESS", None)
+    command = [sys.executable, str(script), str(Path(__file__).parent)]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment, start_new_session=True
+    ) as parent:
+        assert parent.stdout is not None
+        assert parent.stderr is not None
+        said = parent.stdout.readline()
+        started = descendants(parent.pid)
+        hosts = actors(parent.pid)
+        assert len(hosts) == 2
+        time.sleep(1)  # for what Ray has to say of the one that crashed
+        (os.killpg if end == signal.SIGINT else os.kill)(parent.pid, end)
+        # When nobody could tell them, Ray's own helpers take a minute to notice.
+        ending = started if end == signal.SIGINT else hosts
+        assert soon(lambda: not ending & parents_and_titles().keys(), 20)
+        assert said + parent.stdout.read() == b"stepping\n"
+        complaints = parent.stderr.read().decode()
+    assert (complaints.strip().splitlines() or [""])[-1] == ("KeyboardInterrupt" if end == signal.SIGINT else "")

@@ -1,0 +1,41 @@
+"""Sweeps of the fake trainer. Run as a program, it makes one in the directory it is given, or goes on with it."""
+
+import sys
+from pathlib import Path
+
+from pirl.sweep.halving import Halving
+from pirl.sweep.knobs import Knob, Range
+from pirl.sweep.plan import SweepPlan
+
+RATES = ("1e-5", "1e-4", "1e-3", "1e-2", "1e-1", "3e-3")
+FAKE = (sys.executable, str(Path(__file__).with_name("fake_trainer.py")))
+
+
+def plan_in(runs, *rates, rungs=(2, 4, 8), **changes):
+    runs.mkdir(exist_ok=True)
+    values = {
+        "name": "some/sweep",
+        "directory": runs / "some" / "sweep",
+        "train": ("demo_bc",),
+        "given": {"runs_dir": str(runs)},
+        "length_field": "steps",
+        "knobs": (Knob("agent.optimiser.peak_lr", rates or RATES),),
+        "halving": Halving(rungs, 3),
+        "trials": 6,
+        "metric": "eval/success",
+        "mode": "max",
+        "seed": 0,
+        "program": FAKE,
+    }
+    return SweepPlan(**{**values, **changes})
+
+
+def with_range(runs, trials, **changes):
+    knobs = (Knob("agent.optimiser.peak_lr", Range(1e-5, 1e-1, log=True)), Knob("batch_size", ("8", "16")))
+    return plan_in(runs, knobs=knobs, trials=trials, **changes)
+
+
+if __name__ == "__main__":
+    from pirl.sweep.sweep import run_sweep
+
+    run_sweep(plan_in(Path(sys.argv[1])), resume="--resume" in sys.argv)
