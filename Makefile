@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 INSTALL := PIP_CONSTRAINT=constraints.txt PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/pip install --quiet
 
 .PHONY: help setup setup-aloha setup-metaworld setup-libero setup-rendering demo demo-ript test test-slow test-sims lint format
-.PHONY: bench bench-loader bench-step bench-gate bench-full-size pictures constraints clean
+.PHONY: bench bench-loader bench-step bench-rollouts bench-gate bench-full-size pictures constraints clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
@@ -51,7 +51,7 @@ test: $(READY)  ## all tests but the slow ones
 test-slow: $(READY)  ## the slow tests: minutes each, some install other packages
 	$(BIN)/pytest -m slow
 
-SIMULATORS := aloha libero metaworld mujoco
+SIMULATORS := aloha libero metaworld mujoco ript_simulators
 test-sims: $(READY)  ## all tests of the simulators that are installed, the slow ones too
 	env -u MUJOCO_GL $(BIN)/pytest -m '' $(wildcard $(SIMULATORS:%=tests/envs/test_%*.py))
 
@@ -79,6 +79,9 @@ bench-loader: $(READY) .venv-lerobot  ## the loader against the real LeRobot, in
 bench-step: $(READY)  ## an ACRLPD update against a BC update: minutes, most of them compilation
 	$(BIN)/python benchmarks/acrlpd_step.py
 
+bench-rollouts: $(READY)  ## RIPT's rollout engine against bare stepping of the same environments: minutes
+	$(BIN)/python benchmarks/rollout_engine.py
+
 bench-gate: $(READY)  ## whether behaviour cloning learns the tabletop: a quarter of an hour
 	$(BIN)/python benchmarks/tabletop_gate.py
 
@@ -93,7 +96,7 @@ pictures: $(READY)  ## make the pictures of the documentation again
 constraints: $(READY)  ## pin the newest versions that fit together
 	$(BIN)/pip install --quiet uv
 	$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --no-header --no-annotate --upgrade \
-		--extra dev --extra hub --extra ray --extra tensorboard --extra wandb --extra aloha --extra metaworld \
+		--extra dev --extra hub --extra ray --extra sweep --extra tensorboard --extra wandb --extra aloha --extra metaworld \
 		--output-file constraints.txt pyproject.toml
 
 clean:  ## remove .venv and caches

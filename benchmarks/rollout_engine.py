@@ -5,8 +5,9 @@ tiny π₀ (two cameras, a prompt, 10 denoising steps), and all pictures are sen
 them; so the parent and its policy share the cores with the environments. The bare side steps the same number of
 environments in as many processes with random actions, draws the same pictures, and sends nothing. Both sides take
 turns; the median of the rounds' ratios is reported, in wall time, and besides in CPU time of all processes, which other
-work on the machine hardly changes. The third number is Tabletop's own pool: all tables in the parent, against the same
-tables stepped without a policy.
+work on the machine hardly changes. `without_policy` is the engine with a planner that costs nothing: what is short of 1
+there is the engine's own cost, the rest the policy's. `own_pool` is Tabletop's own pool: all tables in the parent,
+against the same tables stepped without a policy.
 """
 
 import argparse
@@ -16,16 +17,19 @@ import multiprocessing
 import os
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from pirl.envs import EnvConfig, EnvPool, make_env, open_pool
 from pirl.envs.tabletop.env import TabletopVectorEnv
 from pirl.envs.workers import ProcessPool
+
+if TYPE_CHECKING:
+    from pirl.envs import Planner
 
 ENV = EnvConfig("tabletop")
 TICKS = os.sysconf("SC_CLK_TCK")
@@ -44,9 +48,10 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=4000, help="environment steps in a round (default: 4000)")
     options = parser.parse_args()
     with ProcessPool(ENV, options.processes) as pool, BareProcesses(options.processes) as bare:
-        processes = compare(engine(pool, options), bare.step, options)
+        processes = compare(engine(pool, tiny_policy(pool), options), bare.step, options)
+        without_policy = compare(engine(pool, RandomPlanner(), options), bare.step, options)
     with open_pool(ENV, options.tables) as pool:
-        own_pool = compare(engine(pool, options), bare_tables(options.tables), options)
+        own_pool = compare(engine(pool, tiny_policy(pool), options), bare_tables(options.tables), options)
     print(
         json.dumps(
             {
@@ -56,6 +61,7 @@ def main() -> None:
                 "ratio": processes["ratio"],
                 "target": 0.7,
                 "processes": processes,
+                "without_policy": without_policy,
                 "own_pool": own_pool,
             }
         )
@@ -96,20 +102,39 @@ def cpu_seconds() -> float:
     return time.process_time() + sum(ticks) / TICKS
 
 
-def engine(pool: EnvPool, options: argparse.Namespace) -> Side:
-    """The engine as training runs it."""
+def tiny_policy(pool: EnvPool) -> "Planner":
+    """The tiny π₀ with fresh parameters: how it acts does not matter to its cost."""
     # Not at the top: every environment's process imports this file too, and none of them needs a policy.
     import jax
 
     from pirl.data import PolicyIO
     from pirl.envs import PolicyPlanner
-    from pirl.envs.groups import Context, roll_out_groups
     from pirl.models import Tokenizer, create_model, get_model_config
 
-    config, robot = get_model_config("tiny"), pool.description.robot
-    policy_io = PolicyIO(robot, config, None, Tokenizer.for_model(config))
+    config = get_model_config("tiny")
+    policy_io = PolicyIO(pool.description.robot, config, None, Tokenizer.for_model(config))
     policy = create_model(config, jax.random.key(0))
-    planner = PolicyPlanner(policy, policy_io, batch_size=-(-pool.size // pool.groups))
+    return PolicyPlanner(policy, policy_io, batch_size=-(-pool.size // pool.groups))
+
+
+class RandomPlanner:
+    """Plans nothing: random actions, cut from a list."""
+
+    horizon = 10
+
+    def __init__(self) -> None:
+        self._actions = random_actions(1000)
+
+    def plan(self, observations: object, prompts: object, seeds: Sequence[int], steps: Sequence[int]) -> np.ndarray:
+        """Chunks that differ between environments and from step to step."""
+        first = (np.array(seeds) + np.array(steps)) % (len(self._actions) - self.horizon)
+        return self._actions[first[:, None] + np.arange(self.horizon)]
+
+
+def engine(pool: EnvPool, planner: "Planner", options: argparse.Namespace) -> Side:
+    """The engine as training runs it."""
+    from pirl.envs.groups import Context, roll_out_groups
+
     tasks = pool.description.tasks
     contexts = (Context(tasks[seed % len(tasks)], seed) for seed in itertools.count())
 

@@ -31,3 +31,16 @@ def unchecked_signatures() -> Iterator[None]:
     jaxtyping.config.update("jaxtyping_disable", True)
     yield
     jaxtyping.config.update("jaxtyping_disable", False)
+
+
+@pytest.fixture
+def one_device(monkeypatch):
+    """Let the first device be all there are."""
+    import jax
+    from jax.sharding import AxisType
+
+    def mesh(fsdp_devices):
+        axes = (AxisType.Auto, AxisType.Auto)
+        return jax.make_mesh((1, 1), ("data", "fsdp"), axis_types=axes, devices=jax.devices()[:1])
+
+    monkeypatch.setattr("pirl.training.setup.make_mesh", mesh)

@@ -51,7 +51,7 @@ def workplace(tmp_path_factory):
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_every_command_runs(page, workplace, monkeypatch):
+def test_every_command_runs(page, workplace, monkeypatch, one_device):
     monkeypatch.chdir(workplace)
     for words in commands(page):
         if words[0] == "make":
@@ -71,6 +71,15 @@ def test_commands_that_need_a_simulator_could_run():
     assert len(known) >= 5
     for command in known:
         find_env_class(command.env_config())
+
+
+@pytest.mark.parametrize("page", ["docs/ript.md", "docs/training.md"])
+def test_training_that_takes_longer_could_run(page):
+    """It stands in text blocks; but every preset, option and value has to exist."""
+    examples = [words for words in commands(page, "text") if words[:2] == ["pirl", "train"] and "--resume" not in words]
+    assert len(examples) >= 3
+    for words in examples:
+        _parse(words[1:]).resolve()
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "python")])

@@ -27,7 +27,9 @@ def practice(iterations, env_steps):
     """What is logged of iterations of RIPT, the last of them without updates."""
     for number in range(1, iterations + 1):
         step = 10 * min(number, iterations - 1)
-        yield {"step": step, "rollout/env_steps": env_steps * number // iterations, "rollout/success": 0.5}
+        steps = {"rollout/env_steps": env_steps * number // iterations}
+        yield {"step": step, "rollout/contexts": 9, "rollout/success": 0.5} | steps
+        yield {"step": step, "rollout/drift": 0.1} | steps
         yield {"step": step, "loss": 0.1}
 
 
@@ -100,7 +102,7 @@ def test_a_run_of_ript_is_whole_after_its_last_iteration(tmp_path):
     iterations = config.rl.rollout.iterations
     save(config.run("ript"), 500, *practice(iterations - 1, 10))
     with (config.run("ript") / "metrics.jsonl").open("a") as log:
-        log.write('{"step": 500, "rollout/env_steps": 7')  # cut by a kill
+        log.write('{"step": 500, "rollout/contexts": 7')  # cut by a kill
     assert not step.is_whole()
     save(config.run("ript"), 500, *practice(iterations, 20))
     assert step.is_whole()

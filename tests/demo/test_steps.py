@@ -14,10 +14,9 @@ from pathlib import Path
 import pytest
 from fake_steps import go, work
 
-from pirl.demo.display import last_line
-from pirl.demo.running import share_cores
 from pirl.demo.steps import Records
 from pirl.errors import TrainingError
+from pirl.processes import last_lines, share_cores
 
 
 def calls(place):
@@ -53,7 +52,7 @@ def test_lanes_run_side_by_side_on_their_own_cores_and_steps_after_each_other(tm
     said = capfd.readouterr().err
     assert "left: do left" in said
     assert "left: done in " in said
-    assert last_line(tmp_path / "out/logs/left.log") == "left at work"
+    assert last_lines(tmp_path / "out/logs/left.log") == ["left at work"]
 
 
 def test_what_is_done_is_not_done_again_and_what_lost_its_result_is(tmp_path, capfd):
@@ -200,8 +199,8 @@ def test_a_second_interruption_does_not_wait(tmp_path):
 def test_the_last_line_is_text_without_what_moves_a_cursor(tmp_path):
     log = tmp_path / "log"
     log.write_bytes(b"x" * 10_000 + b"\nfirst\n\x1b[2K\x1b[1mstep 5\x1b[0m\rstep \xc3\xb66\n\n")
-    assert last_line(log) == "step ö6"
-    assert last_line(tmp_path / "absent") == ""
+    assert last_lines(log) == ["step ö6"]
+    assert last_lines(tmp_path / "absent") == []
 
 
 ON_A_TERMINAL = """

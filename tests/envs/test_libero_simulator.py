@@ -5,7 +5,6 @@ import os
 import shutil
 import subprocess
 import sys
-import tarfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,11 +16,10 @@ from pirl.envs.base import Start
 from pirl.envs.libero.env import MAX_STEPS, LiberoEnv
 from pirl.envs.libero.init_states import read_init_states
 from pirl.envs.libero.observations import robot_observation
-from pirl.envs.libero.package import LiberoPackage, find_assets, task_prompt
+from pirl.envs.libero.package import LiberoPackage, task_prompt
 from pirl.envs.libero.simulation import REST, Simulation
 from pirl.errors import ConfigError, ObservationError
 
-ARCHIVE = Path(__file__).resolve().parents[3] / "shared" / "libero_assets.tar.xz"
 TASK = "put_the_bowl_on_the_plate"
 
 pytestmark = [
@@ -31,22 +29,8 @@ pytestmark = [
 
 
 @pytest.fixture(scope="module")
-def assets(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The installed assets, or the ones for tests that lie beside the project."""
-    try:
-        return find_assets(None, LiberoPackage().root)
-    except ConfigError:
-        if not ARCHIVE.is_file():
-            pytest.skip("LIBERO's assets are not here")
-    folder = tmp_path_factory.mktemp("libero")
-    with tarfile.open(ARCHIVE) as archive:
-        archive.extractall(folder, filter="data")
-    return folder / "assets"
-
-
-@pytest.fixture(scope="module")
-def env(assets: Path) -> Iterator[LiberoEnv]:
-    env = LiberoEnv(assets=str(assets), resolution=64, quality="fast")
+def env(libero_assets: Path) -> Iterator[LiberoEnv]:
+    env = LiberoEnv(assets=str(libero_assets), resolution=64, quality="fast")
     yield env
     env.close()
 
@@ -68,12 +52,12 @@ def test_physics_goes_on_the_same_unseen(env: LiberoEnv) -> None:
     assert_pictures_change_nothing(env, Start(TASK, 7), actions(13))
 
 
-def test_physics_and_pictures_are_those_of_openpis_procedure(assets: Path) -> None:
+def test_physics_and_pictures_are_those_of_openpis_procedure(libero_assets: Path) -> None:
     """Bit by bit: a scene loaded anew, an initial state, ten steps of rest, and actions, in LIBERO's own wrapper."""
     package = LiberoPackage()
     files = package.description_file("libero_goal", TASK), package.init_states_file("libero_goal", TASK)
     init_state = read_init_states(files[1])[3]
-    ours = Simulation(package, assets, files[0], 128, "stock")
+    ours = Simulation(package, libero_assets, files[0], 128, "stock")
     ours.reset(5, init_state, 0)  # an episode before the one that counts
     for action in actions(3, seed=1):
         ours.step(action.astype(np.float64))
@@ -104,13 +88,13 @@ def test_gymnasium_accepts_it(env: LiberoEnv) -> None:
     env.max_steps = MAX_STEPS["libero_goal"]
 
 
-def test_the_same_seed_gives_the_same_episode(env: LiberoEnv, assets: Path) -> None:
+def test_the_same_seed_gives_the_same_episode(env: LiberoEnv, libero_assets: Path) -> None:
     def episode(env: LiberoEnv, seed: int) -> list[dict[str, np.ndarray]]:
         first, info = env.reset(seed=seed, options={"task": TASK})
         assert info == {"prompt": "put the bowl on the plate", "task": TASK, "success": False}
         return [first, *(env.step(action)[0] for action in actions(6))]
 
-    other = LiberoEnv(assets=str(assets), resolution=64, quality="fast")
+    other = LiberoEnv(assets=str(libero_assets), resolution=64, quality="fast")
     before = np.random.get_state()[1].copy()
     episodes = [episode(env, 7), episode(env, 8), episode(env, 7), episode(other, 7)]
     np.testing.assert_array_equal(np.random.get_state()[1], before)
@@ -121,9 +105,9 @@ def test_the_same_seed_gives_the_same_episode(env: LiberoEnv, assets: Path) -> N
     assert (episodes[0][0]["state"] != episodes[1][0]["state"]).any()
 
 
-def test_an_episode_goes_on_from_a_state_bit_by_bit(env: LiberoEnv, assets: Path) -> None:
+def test_an_episode_goes_on_from_a_state_bit_by_bit(env: LiberoEnv, libero_assets: Path) -> None:
     """Also elsewhere, also after the gripper began to close and the goal orientation was left behind."""
-    other = LiberoEnv(assets=str(assets), resolution=64, quality="fast")
+    other = LiberoEnv(assets=str(libero_assets), resolution=64, quality="fast")
     other.reset(seed=20, options={"task": TASK})
     env.reset(seed=2, options={"task": TASK})
     for action in actions(7):
@@ -172,9 +156,9 @@ def test_success_is_rewarded_and_ends_the_episode(env: LiberoEnv) -> None:
     assert_same(env.reset(options={"state": state})[0], observation)
 
 
-def test_a_state_before_the_first_action_is_exact_too(assets: Path) -> None:
+def test_a_state_before_the_first_action_is_exact_too(libero_assets: Path) -> None:
     """Without steps of rest, robosuite's controller has not looked at the initial state yet."""
-    unsettled = LiberoEnv(assets=str(assets), resolution=64, settle_steps=0)
+    unsettled = LiberoEnv(assets=str(libero_assets), resolution=64, settle_steps=0)
     first, _ = unsettled.reset(seed=1, options={"task": TASK})
     state = unsettled.get_state()
     expected = [unsettled.step(action)[0] for action in actions(3)]
@@ -198,8 +182,8 @@ def test_bad_input_to_the_simulator_is_named(env: LiberoEnv, unchecked_signature
         env.reset(options={"state": {"cube": np.zeros(3)}})
 
 
-def test_a_missing_asset_is_named(assets: Path, tmp_path: Path) -> None:
-    shutil.copytree(assets, tmp_path / "assets", symlinks=True)
+def test_a_missing_asset_is_named(libero_assets: Path, tmp_path: Path) -> None:
+    shutil.copytree(libero_assets, tmp_path / "assets", symlinks=True)
     for pattern in ("stable_scanned_objects/plate/plate.xml", "stable_scanned_objects/plate/**/*.png"):
         removed = next((tmp_path / "assets").glob(pattern))
         removed.rename(tmp_path / "aside")
@@ -222,10 +206,10 @@ def test_prompts_and_order_of_tasks_are_the_packages() -> None:
             assert package.init_states_file(suite, name).is_file()
 
 
-def test_it_is_quiet_and_asks_nothing(assets: Path, tmp_path: Path) -> None:
+def test_it_is_quiet_and_asks_nothing(libero_assets: Path, tmp_path: Path) -> None:
     code = (
         "from pirl.envs.libero.env import LiberoEnv\n"
-        f"env = LiberoEnv(assets={str(assets)!r}, resolution=32, suite='libero_object')\n"
+        f"env = LiberoEnv(assets={str(libero_assets)!r}, resolution=32, suite='libero_object')\n"
         "env.reset(seed=0, options={'task': env.tasks[0]})\n"
         "env.step(env.action_space.sample())\n"
         "import sys; assert 'torch' not in sys.modules\n"
@@ -239,7 +223,7 @@ def test_it_is_quiet_and_asks_nothing(assets: Path, tmp_path: Path) -> None:
     assert not (tmp_path / ".libero").exists()
 
 
-def test_a_random_policy_acts_for_an_episode(assets: Path) -> None:
+def test_a_random_policy_acts_for_an_episode(libero_assets: Path) -> None:
     import jax
 
     from pirl.data import PolicyIO
@@ -247,7 +231,7 @@ def test_a_random_policy_acts_for_an_episode(assets: Path) -> None:
     from pirl.models import Tokenizer, create_model, get_model_config
 
     config = get_model_config("tiny")
-    options = {"assets": str(assets), "resolution": 64, "max_steps": 20, "quality": "fast"}
+    options = {"assets": str(libero_assets), "resolution": 64, "max_steps": 20, "quality": "fast"}
     with open_pool(EnvConfig("libero", options=options), 1, timeout=600.0) as pool:
         policy_io = PolicyIO(pool.description.robot, config, None, Tokenizer.for_model(config))
         planner = PolicyPlanner(create_model(config, jax.random.key(0)), policy_io, batch_size=1, num_steps=2)

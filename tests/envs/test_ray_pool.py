@@ -348,20 +348,25 @@ def test_a_cluster_of_our_own_is_quiet_and_ends_with_us(end: signal.Signals, tmp
     environment = os.environ | {"RAY_AUTH_TOKEN": secrets.token_hex(32), "RAY_raylet_start_wait_time_s": "120"}
     environment.pop("RAY_ADDRESS", None)
     command = [sys.executable, str(script), str(Path(__file__).parent)]
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment, start_new_session=True
-    ) as parent:
-        assert parent.stdout is not None
-        assert parent.stderr is not None
-        said = parent.stdout.readline()
-        started = descendants(parent.pid)
-        hosts = actors(parent.pid)
-        assert len(hosts) == 2
-        time.sleep(1)  # for what Ray has to say of the one that crashed
-        (os.killpg if end == signal.SIGINT else os.kill)(parent.pid, end)
-        # When nobody could tell them, Ray's own helpers take a minute to notice.
-        ending = started if end == signal.SIGINT else hosts
-        assert soon(lambda: not ending & parents_and_titles().keys(), 20)
-        assert said + parent.stdout.read() == b"stepping\n"
-        complaints = parent.stderr.read().decode()
-    assert (complaints.strip().splitlines() or [""])[-1] == ("KeyboardInterrupt" if end == signal.SIGINT else "")
+    # Files, not pipes: Ray's helpers hold these open for as long as they live.
+    output, complaints = tmp_path / "stdout", tmp_path / "stderr"
+    with (
+        output.open("wb") as stdout,
+        complaints.open("wb") as stderr,
+        subprocess.Popen(command, stdout=stdout, stderr=stderr, env=environment, start_new_session=True) as parent,
+    ):
+        try:
+            assert soon(lambda: output.read_bytes() == b"stepping\n", 180), complaints.read_text()
+            started = descendants(parent.pid)
+            hosts = actors(parent.pid)
+            assert len(hosts) == 2
+            time.sleep(1)  # for what Ray has to say of the one that crashed
+            (os.killpg if end == signal.SIGINT else os.kill)(parent.pid, end)
+            # When nobody could tell them, Ray's own helpers take a minute to notice.
+            ending = started if end == signal.SIGINT else hosts
+            assert soon(lambda: not ending & parents_and_titles().keys(), 20)
+        finally:
+            parent.kill()
+    assert output.read_bytes() == b"stepping\n"
+    last = (complaints.read_text().strip().splitlines() or [""])[-1]
+    assert last == ("KeyboardInterrupt" if end == signal.SIGINT else "")

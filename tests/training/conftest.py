@@ -33,19 +33,6 @@ def toy(monkeypatch):
 
 
 @pytest.fixture
-def one_device(monkeypatch):
-    """Let the first device be all there are."""
-    import jax
-    from jax.sharding import AxisType
-
-    def mesh(fsdp_devices):
-        axes = (AxisType.Auto, AxisType.Auto)
-        return jax.make_mesh((1, 1), ("data", "fsdp"), axis_types=axes, devices=jax.devices()[:1])
-
-    monkeypatch.setattr("pirl.training.setup.make_mesh", mesh)
-
-
-@pytest.fixture
 def configure(data, tmp_path, monkeypatch):
     """The debug preset on the data, with changes; runs go to tmp_path, and the cache to the session's."""
     from pirl.config import check_config, get_config, override_config

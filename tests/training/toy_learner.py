@@ -10,7 +10,7 @@ import numpy as np
 import toy_ript
 
 from pirl.agents.ript import RIPTConfig
-from pirl.models import Pi0, abstract_model, get_parameters, set_parameters
+from pirl.models import Pi0, get_parameters, set_parameters
 from pirl.models.config import Pi0Config
 from pirl.training import setup
 
@@ -45,7 +45,7 @@ class ToyAgent:
         return noise - 0.5 + jnp.sum(self.weight)
 
     def policy(self) -> Pi0:
-        return set_parameters(abstract_model(self.model), {**self.parameters, BIAS: self.weight})
+        return set_parameters(toy_ript.shapes(self.model), {**self.parameters, BIAS: self.weight})
 
     def parameter_counts(self) -> dict[str, int]:
         return {"policy": self.weight.size, "policy_trainable": self.weight.size}
@@ -59,9 +59,9 @@ def create(config: Any, action_dim: int, policy: Pi0, rng: Any) -> Any:
 
 
 def load(config: Any, sharding: Any) -> Pi0:
-    shapes = get_parameters(abstract_model(config.model))
+    shapes = get_parameters(toy_ript.shapes(config.model))
     return set_parameters(
-        abstract_model(config.model),
+        toy_ript.shapes(config.model),
         {path: jax.device_put(np.zeros(leaf.shape, leaf.dtype)) for path, leaf in shapes.items()},
     )
 

@@ -182,6 +182,13 @@ def _rollouts(config: RLTrainConfig) -> Iterator[str]:
         )
     if agent.weighting == "guidance" and not config.model.max_token_len:
         yield "agent.weighting = guidance speaks in the prompt, and this model reads none (model.max_token_len = 0)."
+    if config.health.action == "rollback" and config.health.max_rollbacks and config.checkpoints.max_to_keep < 2:
+        yield (
+            "health.action = rollback goes back to a checkpoint before the newest one, and checkpoints.max_to_keep = "
+            f"{config.checkpoints.max_to_keep} keeps none: --checkpoints.max-to-keep 2, or --health.action stop."
+        )
+    if rollout.ray_address is not None and rollout.backend != "ray":
+        yield f"rollout.ray_address = {rollout.ray_address} is for --rollout.backend ray; it is {rollout.backend}."
     if agent.batch_by == "groups" and config.batch_size % rollout.attempts:
         yield (
             f"agent.batch_by = groups has all {rollout.attempts} attempts equally often in a batch: batch_size = "

@@ -1,7 +1,6 @@
 """What a person sees of a demo under way: a table that follows every step, or plain lines."""
 
 import contextlib
-import re
 import sys
 import time
 from collections.abc import Sequence
@@ -15,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from pirl.demo.steps import Step
+from pirl.processes import last_lines
 
 _State = Literal["waiting", "running", "done", "there", "failed", "stopped"]
 _STYLES: dict[_State, str] = {
@@ -25,8 +25,6 @@ _STYLES: dict[_State, str] = {
     "failed": "bold red",
     "stopped": "yellow",
 }
-_TAIL = 4096
-_CODES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 
 class Display:
@@ -115,22 +113,9 @@ class Display:
                 Text(state, _STYLES[state]),
                 Text(step.title, "" if running else "dim" if state == "waiting" else "default"),
                 "" if seconds is None else _clock(seconds),
-                Text(last_line(self._logs[name]) if running or state == "failed" else ""),
+                Text("".join(last_lines(self._logs[name])) if running or state == "failed" else ""),
             )
         return table
-
-
-def last_line(log: Path) -> str:
-    """What was said last, without what only a terminal understands."""
-    try:
-        with log.open("rb") as file:
-            file.seek(0, 2)
-            file.seek(max(0, file.tell() - _TAIL))
-            text = file.read().decode("utf-8", errors="replace")
-    except OSError:
-        return ""
-    lines = [line.strip() for line in _CODES.sub("", text).replace("\r", "\n").split("\n")]
-    return next((line for line in reversed(lines) if line), "")
 
 
 def _clock(seconds: float) -> str:

@@ -7,6 +7,7 @@ import os
 import signal
 import textwrap
 import threading
+import warnings
 from collections.abc import Iterator
 from typing import Any
 
@@ -68,7 +69,10 @@ def _connect(ray: Any, address: str, size: int) -> None:
         _check_address(address)
     handler = signal.getsignal(signal.SIGTERM)
     try:
-        ray.init(address, log_to_driver=False, logging_level=logging.ERROR, **settings)
+        with warnings.catch_warnings():
+            # JAX warns of every fork; Ray's are followed at once by another program.
+            warnings.filterwarnings("ignore", r"os\.fork\(\) was called", RuntimeWarning)
+            ray.init(address, log_to_driver=False, logging_level=logging.ERROR, **settings)
     except BaseException as error:
         ray.shutdown()
         if not isinstance(error, Exception):  # an interrupt

@@ -32,7 +32,7 @@ class Study:
     def __init__(self, plan: SweepPlan):
         self._plan = plan
         self._space = {knob.name: _distribution(knob) for knob in plan.knobs}
-        self._direction = "maximize" if plan.mode == "max" else "minimize"
+        self._direction: Literal["maximize", "minimize"] = "maximize" if plan.mode == "max" else "minimize"
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         file = (plan.directory / JOURNAL_FILE).absolute()  # Optuna's lock is a link to it
         _mend(file)

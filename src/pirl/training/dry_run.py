@@ -14,15 +14,17 @@ import jax
 import numpy as np
 
 from pirl.agents.base import Agent
+from pirl.agents.ript import RIPTConfig, RolloutBatch
 from pirl.config import RLTrainConfig
-from pirl.data import ChunkBatch, Loader, ReplayBuffer
+from pirl.data import Loader, ReplayBuffer
 from pirl.envs.pools import EnvPool, Lost, Started, open_pool
 from pirl.envs.rollouts import make_starts, roll_out
 from pirl.errors import EnvError
-from pirl.training.acting import agent_planner
+from pirl.training.acting import agent_planner, practice_planner
 from pirl.training.compiling import use_compilation_cache
 from pirl.training.online import shaped_episode
 from pirl.training.records import named_leaves
+from pirl.training.rollout_batches import Rows, cut_batch
 from pirl.training.setup import Setup, check_env, create_agent, set_up
 from pirl.training.updates import compile_updates
 
@@ -98,7 +100,8 @@ def _about_data(setup: Setup) -> list[tuple[str, str]]:
     return [("data", text + learned + held_out)]
 
 
-def _about_batch(batch: ChunkBatch) -> list[tuple[str, str]]:
+def _about_batch(batch: Any) -> list[tuple[str, str]]:
+    batch = batch.chunks if isinstance(batch, RolloutBatch) else batch
     observations = batch.observations
     shapes: Mapping[str, Any] = {
         **observations.images,
@@ -132,7 +135,7 @@ def _about_acting(setup: Setup, agent: Agent, pool: EnvPool) -> list[tuple[str, 
     return [("acting", f"{_time(seconds[-1])} for a chunk of {shape} in {pool.description.name}")]
 
 
-def _about_update(setup: Setup, agent: Agent, batch: ChunkBatch) -> list[tuple[str, str]]:
+def _about_update(setup: Setup, agent: Agent, batch: Any) -> list[tuple[str, str]]:
     """Compile the update as the trainer does, make one, and time a few more. The learner is used up."""
     key = jax.random.key(setup.config.seed)
     with _doing("compiling the update"):
@@ -155,22 +158,39 @@ def _about_update(setup: Setup, agent: Agent, batch: ChunkBatch) -> list[tuple[s
     ]
 
 
-def _first_batch(setup: Setup, agent: Agent, pool: EnvPool | None) -> ChunkBatch:
-    """The first batch of the run; without a dataset, one cut from an episode that the learner acts."""
-    if setup.trajectories is not None:
-        source: Any = setup.source(setup.config.seed)
-    else:
-        assert pool is not None
-        source = ReplayBuffer(setup.config.online.capacity, setup.policy_io, seed=setup.config.seed)
-        planner, starts = agent_planner(agent, setup.policy_io, pool), make_starts(pool.description, 1, 0)
-        steps = setup.config.evaluation.execute_steps
-        with _doing("acting an episode"):
-            for rollout in roll_out(pool, planner, starts, execute_steps=steps, keep_images=True):
-                if rollout.lost is not None:
-                    raise EnvError(f"the episode was lost: {rollout.lost}")
-                source.add(shaped_episode(rollout, setup.policy_io.robot, setup.config.data.outcomes))
+def _first_batch(setup: Setup, agent: Agent, pool: EnvPool | None) -> Any:
+    """The first batch of the run; without a dataset, or for RIPT, one cut from an episode that the learner acts."""
+    if isinstance(setup.config.agent, RIPTConfig):
+        return _attempted(setup, setup.config.agent, _acted(setup, agent, pool))
+    source: Any = _acted(setup, agent, pool) if setup.trajectories is None else setup.source(setup.config.seed)
     with Loader(setup.sampler([source]), sharding=setup.batch_sharding(), prefetch=0) as loader:
         return next(loader)
+
+
+def _acted(setup: Setup, agent: Agent, pool: EnvPool | None) -> ReplayBuffer:
+    """An episode of the learner."""
+    assert pool is not None
+    replay = ReplayBuffer(setup.config.online.capacity, setup.policy_io, seed=setup.config.seed)
+    planner, starts = practice_planner(agent, setup.policy_io, pool), make_starts(pool.description, 1, 0)
+    steps = setup.config.evaluation.execute_steps
+    with _doing("acting an episode"):
+        for rollout in roll_out(pool, planner, starts, execute_steps=steps, keep_images=True):
+            if rollout.lost is not None:
+                raise EnvError(f"the episode was lost: {rollout.lost}")
+            replay.add(shaped_episode(rollout, setup.policy_io.robot, setup.config.data.outcomes))
+    return replay
+
+
+def _attempted(setup: Setup, config: RIPTConfig, replay: ReplayBuffer) -> RolloutBatch:
+    """Chunks of the episode as if it had been better than others."""
+    size, demonstrations = setup.config.batch_size, None
+    if config.bc_loss_weight > 0:
+        source = setup.source(setup.config.seed)
+        demonstrations = Rows(source.trajectories, source.stream.take(0, size))
+    rows = Rows(replay.trajectories, np.arange(size, dtype=np.int64) % len(replay))
+    worth, included = np.ones(1, np.float32), np.ones(size, bool)
+    batch = cut_batch(config, rows, worth, included, setup.shape, setup.policy_io, demonstrations)
+    return jax.device_put(batch, setup.batch_sharding())
 
 
 @contextlib.contextmanager

@@ -66,7 +66,7 @@ def plan_batches(
 
 
 def _by_groups(
-    rng: np.random.Generator, rows: Sequence[Int64[np.ndarray, " chunks"]], sizes: Sequence[int], attempts: int
+    rng: np.random.Generator, rows: Sequence[Int64[np.ndarray, " _"]], sizes: Sequence[int], attempts: int
 ) -> Int64[np.ndarray, " rows"]:
     rounds, first = [], 0
     for size in sizes:

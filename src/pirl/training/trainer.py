@@ -218,8 +218,9 @@ class Trainer:
             self._health.check(self._step - 1, metrics, batch)
             if self._config.goes_by_iterations and not (self._practice and self._practice.owes_updates):
                 self._health.finish()  # so that nothing of it comes to light later, in the next iteration
-        except TrainingError as error:
-            if self._config.health.action != "rollback" or not self._go_back(str(error)):
+        except TrainingError:
+            reason = f"{self._config.health.max_skipped} updates in a row were skipped"
+            if self._config.health.action != "rollback" or not self._go_back(reason):
                 raise
             return False
         if not self._config.goes_by_iterations or self._practice is None:

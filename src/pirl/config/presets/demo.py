@@ -109,13 +109,13 @@ def demo_ript() -> RLTrainConfig:
     Needs: one CPU core, five minutes; the run of demo_ript_start before it, to begin with.
     Should reach: clearly more than demo_ript_start, without any demonstration.
     """
-    optimiser = OptimiserConfig(peak_lr=3e-4, schedule="constant", warmup_steps=20, weight_decay=1e-4)
+    optimiser = OptimiserConfig(peak_lr=5e-4, warmup_steps=20, decay_steps=1_500, end_lr=2e-5, weight_decay=1e-4)
     return replace(
         demo_ript_start(),
         name="demo_ript",
-        agent=RIPTConfig(optimiser=optimiser, loss_over="real", augment=False, num_epochs=4),
+        agent=RIPTConfig(optimiser=optimiser, ema_decay=0.995, loss_over="real", augment=False, num_epochs=4),
         data=DataConfig(robot="tabletop_state", norm_stats="checkpoint"),
-        rollout=RolloutConfig(iterations=15, groups=48, attempts=8, budget=120, discount=0.97),
+        rollout=RolloutConfig(iterations=16, groups=48, attempts=8, budget=120, discount=0.97),
         evaluation=EvaluationConfig(every=5, envs=64),
         checkpoints=CheckpointConfig(every=5),
         from_scratch=False,
