@@ -67,7 +67,7 @@ def main() -> None:
     print(
         json.dumps(
             {
-                "name": "learners",
+                "name": "compared_learners",
                 "ratio": round(rate.get("RIPT, positive", 0.0) / max(rate.get("BC, own successes", 0.0), 1e-9), 3),
                 "target": 1.0,
                 "compared": "success of RIPT (positive) against BC on the start policy's own successes, equal steps",
