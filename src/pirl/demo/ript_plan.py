@@ -1,4 +1,4 @@
-"""`pirl demo ript`: a weak policy practises in the simulator, told nothing but which of its attempts succeed."""
+"""`pirl demo ript`: a weak policy practises in the simulator, told nothing but which attempts succeed, and how soon."""
 
 from dataclasses import asdict
 from pathlib import Path

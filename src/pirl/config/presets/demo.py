@@ -103,7 +103,7 @@ def demo_ript_start() -> RLTrainConfig:
 
 
 def demo_ript() -> RLTrainConfig:
-    """RIPT's demo: from the weak policy by its own attempts in Tabletop, told nothing but which of them succeed.
+    """RIPT's demo: the weak policy practises in Tabletop, told nothing but which attempts succeed, and how soon.
 
     Command: pirl train demo_ript --exp-name demo_ript/ript --checkpoint runs/demo_ript/start
     Needs: one CPU core, five minutes; the run of demo_ript_start before it, to begin with.
