@@ -5,7 +5,8 @@ tiny π₀ (two cameras, a prompt, 10 denoising steps), and all pictures are sen
 them; so the parent and its policy share the cores with the environments. The bare side steps the same number of
 environments in as many processes with random actions, draws the same pictures, and sends nothing. Both sides take
 turns; the median of the rounds' ratios is reported, in wall time, and besides in CPU time of all processes, which other
-work on the machine hardly changes. `without_policy` is the engine with a planner that costs nothing: what is short of 1
+work on the machine hardly changes. Chunks are executed whole, as OpenPI's runtime does; `replanned` plans anew after half
+of each, and so twice as often. `without_policy` is the engine with a planner that costs nothing: what is short of 1
 there is the engine's own cost, the rest the policy's. `own_pool` is Tabletop's own pool: all tables in the parent,
 against the same tables stepped without a policy.
 """
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
     from pirl.envs import Planner
 
 ENV = EnvConfig("tabletop")
+# How far the tiny policy plans.
+CHUNK = 10
 TICKS = os.sysconf("SC_CLK_TCK")
 # A side does so many steps, or a few more, and says how many it did.
 Side = Callable[[int], int]
@@ -43,24 +46,27 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=8, help="environments, each a process (default: 8)")
     parser.add_argument("--tables", type=int, default=32, help="tables in Tabletop's own pool (default: 32)")
     parser.add_argument("--attempts", type=int, default=8, help="K (default: 8)")
-    parser.add_argument("--execute-steps", type=int, default=5, help="steps executed of each chunk (default: 5)")
     parser.add_argument("--rounds", type=int, default=5, help="how often each side is timed (default: 5)")
     parser.add_argument("--steps", type=int, default=4000, help="environment steps in a round (default: 4000)")
     options = parser.parse_args()
     with ProcessPool(ENV, options.processes) as pool, BareProcesses(options.processes) as bare:
-        processes = compare(engine(pool, tiny_policy(pool), options), bare.step, options)
-        without_policy = compare(engine(pool, RandomPlanner(), options), bare.step, options)
+        policy = tiny_policy(pool)
+        processes = compare(engine(pool, policy, CHUNK, options), bare.step, options)
+        replanned = compare(engine(pool, policy, CHUNK // 2, options), bare.step, options)
+        without_policy = compare(engine(pool, RandomPlanner(), CHUNK, options), bare.step, options)
     with open_pool(ENV, options.tables) as pool:
-        own_pool = compare(engine(pool, tiny_policy(pool), options), bare_tables(options.tables), options)
+        own_pool = compare(engine(pool, tiny_policy(pool), CHUNK, options), bare_tables(options.tables), options)
     print(
         json.dumps(
             {
                 "name": "rollout_engine",
                 "compared": f"environment steps per second of {options.processes} Tabletop processes: groups of "
-                f"{options.attempts} attempts by the tiny policy, pictures kept, over bare random stepping; wall time",
+                f"{options.attempts} attempts by the tiny policy, chunks whole, pictures kept, over bare random steps, "
+                "wall time",
                 "ratio": processes["ratio"],
                 "target": 0.7,
                 "processes": processes,
+                "replanned": replanned,
                 "without_policy": without_policy,
                 "own_pool": own_pool,
             }
@@ -120,7 +126,7 @@ def tiny_policy(pool: EnvPool) -> "Planner":
 class RandomPlanner:
     """Plans nothing: random actions, cut from a list."""
 
-    horizon = 10
+    horizon = CHUNK
 
     def __init__(self) -> None:
         self._actions = random_actions(1000)
@@ -131,8 +137,8 @@ class RandomPlanner:
         return self._actions[first[:, None] + np.arange(self.horizon)]
 
 
-def engine(pool: EnvPool, planner: "Planner", options: argparse.Namespace) -> Side:
-    """The engine as training runs it."""
+def engine(pool: EnvPool, planner: "Planner", execute_steps: int, options: argparse.Namespace) -> Side:
+    """The engine as training runs it, so many steps of each chunk."""
     from pirl.envs.groups import Context, roll_out_groups
 
     tasks = pool.description.tasks
@@ -147,7 +153,7 @@ def engine(pool: EnvPool, planner: "Planner", options: argparse.Namespace) -> Si
             attempts=options.attempts,
             groups=budget,
             budget=budget,
-            execute_steps=options.execute_steps,
+            execute_steps=execute_steps,
         )
         return result.env_steps
 

@@ -75,7 +75,8 @@ class ChunkPlanner:
             rows = np.minimum(np.arange(first, first + size), len(state) - 1)
             part = jax.tree.map(lambda values, rows=rows: values[rows], observation)
             chunks.append(self._act(part, _keys(numbers[rows].astype(np.uint32))))
-        return self.policy_io.robot_actions(jax.numpy.concatenate(chunks)[: len(state)], state)
+        planned = np.concatenate([np.asarray(chunk) for chunk in chunks])
+        return self.policy_io.robot_actions(planned[: len(state)], state)
 
 
 class PolicyPlanner(ChunkPlanner):
