@@ -35,7 +35,8 @@ from pirl.envs.ray_pool import RayPool
 from pirl.envs.workers import ProcessPool
 from pirl.errors import ConfigError, EnvError
 
-TIMEOUT = 3.0
+# Long enough for Ray on a machine that is busy with other tests; whoever means to wait for it makes it shorter.
+TIMEOUT = 60.0
 needs_ray = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is not installed: pirl[ray]")
 WRITING = "test_ray_pool:test_ray_pool/Writing-v0"
 # Starting a cluster takes its time, so whatever needs one is slow.
@@ -214,7 +215,6 @@ class TestOnACluster:
         expected = {
             9002: "the environment's actor on .+ ended: its worker process has died",
             9003: "the environment's actor on .+ ended: its worker process has died",
-            9004: "the environment on .+ hangs: no answer within 3 s",
             9005: "^ZeroDivisionError: the plane is torn$",
             9007: "^'state' holds nan",
         }
@@ -249,13 +249,24 @@ class TestOnACluster:
         pool.start(0, Start("left", 1))
         assert isinstance(pool.wait([0])[0], Started)
 
-    def test_a_hang_costs_no_more_than_the_timeout(self, pool: RayPool) -> None:
-        pool.start(0, Start("left", 9004))
-        pool.wait([0])
+    def test_a_hang_costs_its_episode_alone_and_no_more_than_the_timeout(
+        self, pool: RayPool, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        for slot, seed in ((0, 9004), (1, 1)):
+            pool.start(slot, Start("left", seed))
+        pool.wait([0, 1])
+        pool.execute(1, np.zeros((3, 2), np.float32))
+        monkeypatch.setattr(pool, "_timeout", 3.0)
         began = time.monotonic()
         pool.execute(0, np.zeros((3, 2), np.float32))
-        assert isinstance(pool.wait([0])[0], Lost)
-        assert TIMEOUT <= time.monotonic() - began < TIMEOUT + 2
+        answers = pool.wait([0, 1])
+        assert 3.0 <= time.monotonic() - began < TIMEOUT
+        assert isinstance(answers[0], Lost)
+        assert re.search("^the environment on .+ hangs: no answer within 3 s$", answers[0].reason)
+        assert isinstance(answers[1], Segment)
+        monkeypatch.undo()
+        pool.start(0, Start("left", 1))
+        assert isinstance(pool.wait([0])[0], Started)
 
     def test_an_actor_that_dies_at_rest_costs_no_episode(self, pool: RayPool) -> None:
         pool.start(0, Start("left", 1))
@@ -324,6 +335,7 @@ from pirl.envs import EnvConfig, Start, open_pool
 import numpy as np
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored, when a shell runs the tests in the background
     handler = signal.signal(signal.SIGTERM, signal.SIG_IGN)
     with open_pool(EnvConfig("fakes:fakes/Point-v0"), 3, backend="ray") as pool:
         assert signal.getsignal(signal.SIGTERM) is signal.SIG_IGN

@@ -7,12 +7,14 @@ import os
 import subprocess
 import sys
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
 
+from pirl.data import open_dataset
 from pirl.interop import NormStats, save_policy
 from pirl.models import Pi0Config, create_model, get_model_config
 
@@ -47,14 +49,14 @@ def start_policy(path: Path, config: Pi0Config, state: np.ndarray, actions: np.n
     return save_policy(path, create_model(config, jax.random.key(0)), norm_stats={"start": stats})
 
 
-def practise(preset: str, checkpoint: Path, *options: object) -> tuple[Path, str]:
+def practise(preset: str, checkpoint: Path, *options: object, steps: int = STEPS) -> tuple[Path, str]:
     """One iteration, in a process of its own; where the run is, and what it said."""
     command = [sys.executable, "-m", "pirl.cli.main", "train", preset, "--exp-name", "run"]
     command += ["--checkpoint", str(checkpoint), "--model.preset", "tiny", "--batch-size", "8"]
     command += ["--rollout.iterations", "1", "--rollout.groups", str(GROUPS), "--rollout.attempts", str(ATTEMPTS)]
     command += ["--evaluation.every", "0", "--evaluation.execute-steps", "5", "--evaluation.envs", "2"]
     command += ["--checkpoints.best-metric", "none", "--checkpoints.every", "1", "--rollout.videos-every", "0"]
-    command += ["--logging.every", "1", "--logging.tensorboard", "false", "--env.max-steps", str(STEPS)]
+    command += ["--logging.every", "1", "--logging.tensorboard", "false", "--env.max-steps", str(steps)]
     paths = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
     done = subprocess.run(
         [*command, *map(str, options)],
@@ -76,16 +78,19 @@ def metrics_of(run: Path) -> dict[str, float]:
 
 def assert_one_iteration_with_updates(run: Path) -> None:
     metrics = metrics_of(run)
-    contexts, groups = metrics["rollout/contexts"], metrics["rollout/groups"]
-    assert groups == GROUPS
+    assert metrics["rollout/groups"] == GROUPS
     assert 0 < metrics["rollout/success_kept"] < 1
     assert metrics["rollout/lost"] == 0
-    # Every attempt lasts to its end, and so does the one with which each kept state is tried again.
-    assert metrics["rollout/env_steps"] == (contexts * ATTEMPTS + groups) * STEPS
     assert metrics["step"] > 0
     assert math.isfinite(metrics["loss"])
     assert 0 < metrics["rollout/drift"] < 1
     assert (run / "checkpoints" / "policy" / str(metrics["step"]) / "params").is_dir()
+
+
+def assert_every_attempt_lasts(run: Path) -> None:
+    """To its end; and so does the one with which each kept state is tried again."""
+    metrics = metrics_of(run)
+    assert metrics["rollout/env_steps"] == (metrics["rollout/contexts"] * ATTEMPTS + GROUPS) * STEPS
 
 
 @needs_aloha
@@ -93,6 +98,7 @@ def test_an_iteration_in_aloha_learns_from_its_attempts(tmp_path: Path) -> None:
     checkpoint = start_policy(tmp_path / "start", ALOHA, ALOHA_REST, ALOHA_REST)
     run, _ = practise("aloha_ript", checkpoint, *ALOHA_OPTIONS, "--env.id", "judged_envs:test/JudgedAloha-v0")
     assert_one_iteration_with_updates(run)
+    assert_every_attempt_lasts(run)
 
 
 @needs_aloha
@@ -113,3 +119,38 @@ def test_an_iteration_in_libero_learns_from_its_attempts(tmp_path: Path, libero_
     # Only the first initial states of one task after the other: loading another task takes seconds.
     run, _ = practise("libero_ript", checkpoint, *LIBERO_OPTIONS, *chance, "--rollout.curriculum.initial-states", 1)
     assert_one_iteration_with_updates(run)
+    assert_every_attempt_lasts(run)
+
+
+@needs_libero
+def test_an_iteration_in_libero_learns_from_what_libero_itself_calls_success(
+    tmp_path: Path, libero_assets: Path
+) -> None:
+    """From where a demonstration was about to succeed: who opens the gripper in time has put the cheese in the bowl."""
+    from demonstrated_libero import demonstrate, save_states
+    from pirl.envs.libero.env import LiberoEnv
+
+    steps, env = 15, LiberoEnv(assets=str(libero_assets), resolution=56, quality="fast")
+    env.cameras_on = False
+    beginnings = demonstrate(env, seed=0)
+    # The gripper opens a little more often than it closes.
+    checkpoint = start_policy(tmp_path / "start", LIBERO, np.zeros(8), np.array([0.0] * 6 + [-0.03]))
+    near = ("--env.id", "demonstrated_libero:test/DemonstratedLibero-v0", "--env.assets", libero_assets)
+    near += ("--env.beginnings", save_states(beginnings, tmp_path / "beginnings.npz"))
+    # Motions as they are: relative to the state, as OpenPI has them for π₀, this policy would fly off.
+    near += ("--data.robot", "libero")
+    run, _ = practise("libero_ript", checkpoint, *near, "--rollout.save-dataset", "true", steps=steps)
+    assert_one_iteration_with_updates(run)
+    # What the attempts did comes to the same in LIBERO as it is, step by step.
+    dataset = open_dataset(str(run / "rollouts"))
+    columns = dataset.columns(["state", "actions", "next.success"])
+    first = {tuple(env.reset(options={"state": state})[0]["state"]): state for state in beginnings}
+    lengths = {True: set[int](), False: set[int]()}
+    for begin, end in pairwise(dataset.starts):
+        state, actions, labels = (columns[name][begin:end] for name in ("state", "actions", "next.success"))
+        env.reset(options={"state": first[tuple(state[0])]})
+        assert [env.step(action)[-1]["success"] for action in actions] == labels.ravel().tolist()
+        lengths[bool(labels[-1])].add(len(actions))
+    env.close()
+    assert lengths[False] == {steps}, "who fails has all the time there is"
+    assert min(lengths[True]) < steps, "success ends an attempt"
