@@ -1,5 +1,7 @@
 """Each demo's commands are ones that pirl understands, and its controls are fair."""
 
+import json
+import re
 from dataclasses import asdict, replace
 
 import numpy as np
@@ -9,11 +11,11 @@ from fake_runs import save
 from pirl.config import get_config
 from pirl.demo import acrlpd_plan, ript_plan
 from pirl.demo.commands import shown
-from pirl.demo.curves import seen_against
+from pirl.demo.curves import draw_curves
 from pirl.demo.plan import configure
 from pirl.demo.plans import PLANS
 from pirl.demo.steps import all_steps
-from pirl.report import Curve, Run
+from pirl.report import Curve, Run, seen_against
 
 
 def parse(config):
@@ -151,3 +153,14 @@ def test_curves_over_environment_steps_show_what_was_learned_from_until_then():
     assert seen.curves["eval/success"].steps.tolist() == [100, 420]
     assert seen.curves["eval/success"].values.tolist() == [0.35, 0.6]
     assert not seen_against(Run("BC", {"loss": curve((0, 1.0))}), "rollout/env_steps").curves
+
+
+def test_axes_say_what_they_count(tmp_path):
+    config = configure(PLANS["ript"], out=tmp_path)
+    records = [{"step": step, "loss": 1.0, "rollout/env_steps": 50 * step, "rollout/success": 0.5} for step in (10, 20)]
+    for run in config.plan.runs:
+        config.run(run).mkdir()
+        (config.run(run) / "metrics.jsonl").write_text("".join(f"{json.dumps(record)}\n" for record in records))
+    practice, training = (draw_curves(config, curves, {}).body for curves in config.plan.curves)
+    assert set(re.findall('data-unit="(.*?)"', practice)) == {"environment steps"}
+    assert set(re.findall('data-unit="(.*?)"', training)) == {"updates"}

@@ -41,6 +41,8 @@ class Curves:
     panels: tuple[Panel, ...] = PANELS
     against: str | None = None
     """The metric that is the axis below (none: updates)."""
+    unit: str = "updates"
+    """What that axis counts."""
     introduction: str | None = None
     """How to read it (none: as the report says of all curves)."""
 

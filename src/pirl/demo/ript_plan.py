@@ -1,6 +1,6 @@
 """`pirl demo ript`: a weak policy practises in the simulator, told nothing but which attempts succeed, and how soon."""
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from pirl.agents.bc import BCConfig
@@ -10,8 +10,7 @@ from pirl.demo.plan import Curves, DemoConfig, Plan, Policy
 from pirl.demo.progress import iterations_made, steps_practised, updates_made
 from pirl.demo.steps import Stages, Step
 from pirl.envs.experts import ExpertConfig
-from pirl.report import Panel
-from pirl.report.curves import PANELS
+from pirl.report.curves import PANELS, ROLLOUTS
 
 DEMONSTRATIONS, QUICK_DEMONSTRATIONS = 300, 60
 # RIPT has nothing to learn from a policy that never succeeds: in the quick demo this is what takes longest.
@@ -107,41 +106,9 @@ def _control_updates(config: DemoConfig) -> int:
 
 
 _PRACTICE = (
-    Panel(
-        "Success while practising",
-        "rollout/success",
-        "Share of all attempts of an iteration that succeed, from initial states that the curriculum chose.",
-        share=True,
-    ),
-    Panel(
-        "Success on held-out starts",
-        "eval/success",
-        "Share of evaluation episodes that succeed; the band is the 95 % interval.",
-        low="eval/success_low",
-        high="eval/success_high",
-        share=True,
-    ),
-    Panel(
-        "Groups to learn from",
-        "rollout/groups",
-        "Initial states from which some attempts succeeded and others failed: only these teach anything.",
-    ),
-    Panel(
-        "Initial states tried",
-        "rollout/contexts",
-        "How many it took to find these groups; more, the more of them are solved or hopeless.",
-    ),
-    Panel(
-        "What an iteration brings",
-        "rollout/success_after",
-        "Success from the states that were learned from, tried once more after the updates.",
-        share=True,
-    ),
-    Panel(
-        "Drift from the start policy",
-        "rollout/drift",
-        "Mean squared difference of the two flows on the same chunks: how far RIPT has moved the policy.",
-    ),
+    replace(ROLLOUTS[0], title="Success while practising"),
+    replace(PANELS[0], title="Success on held-out starts"),
+    *ROLLOUTS[1:],
 )
 
 RIPT = Plan(
@@ -182,6 +149,7 @@ RIPT = Plan(
             ("ript",),
             _PRACTICE,
             against="rollout/env_steps",
+            unit="environment steps",
             introduction="RIPT, iteration by iteration, over the steps taken in the simulator.",
         ),
         Curves("Training", panels=tuple(panel for panel in PANELS if panel.metric != "eval/success")),

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from pirl.report.film import Episode, episodes_section
     from pirl.report.page import Section, build_page
     from pirl.report.provenance import config_differences, describe_machine, provenance_section
-    from pirl.report.runs import Curve, Run, read_run
+    from pirl.report.runs import Curve, Event, Run, read_run, seen_against
 
 __getattr__, __dir__, __all__ = lazy_names(
     __name__,
@@ -20,6 +20,6 @@ __getattr__, __dir__, __all__ = lazy_names(
         "film": ("Episode", "episodes_section"),
         "page": ("Section", "build_page"),
         "provenance": ("config_differences", "describe_machine", "provenance_section"),
-        "runs": ("Curve", "Run", "read_run"),
+        "runs": ("Curve", "Event", "Run", "read_run", "seen_against"),
     },
 )

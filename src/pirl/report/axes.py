@@ -10,8 +10,8 @@ from jaxtyping import Bool, Float, Int, Real
 # Beyond these, differences and logarithms leave what a double can hold.
 _LARGEST, _SMALLEST, _ZERO = 1e300, 1e-300, 1e-280
 _SUPERSCRIPT = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
-# A range narrower than this share of its values is noise of rounding: it is drawn as a constant.
-_NARROWEST = 1e-9
+# A range narrower than this share of its values is noise of rounding, if to float32: it is drawn as a constant.
+_NARROWEST = 5e-7
 
 
 @dataclass(frozen=True)

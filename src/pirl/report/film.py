@@ -2,8 +2,9 @@
 
 import base64
 import io
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 from jaxtyping import Float, Real, UInt8
@@ -52,11 +53,38 @@ def episodes_section(
 
 def film_strip(frames: UInt8[np.ndarray, "t h w 3"]) -> str:
     """Pictures side by side that divide the time evenly; each shows the middle of its share."""
-    count = min(FRAMES, len(frames))
+    return _strip({step: frames[step] for step in _shown(len(frames))})
+
+
+def read_strip(film: Path) -> str:
+    """The same of a film in a file; a DataError if it has no pictures that can be read."""
+    import av
+
+    try:
+        with av.open(str(film)) as container:
+            stream = container.streams.video[0]
+            shown = set(_shown(stream.frames))
+            pictures = {
+                number: frame.to_ndarray(format="rgb24")
+                for number, frame in enumerate(container.decode(stream))
+                if number in shown
+            }
+    except (OSError, IndexError, ZeroDivisionError, av.FFmpegError) as error:
+        raise DataError(f"{film} is no film that can be read: {error}.") from error
+    if not pictures:
+        raise DataError(f"{film} has no pictures.")
+    return _strip(pictures)
+
+
+def _shown(length: int) -> list[int]:
+    count = min(FRAMES, length)
     count -= count % 3 if count > 3 else 0
-    steps = [int((index + 0.5) * len(frames) / count) for index in range(count)]
-    pictures = "".join(f'<img alt="step {step}" src="{encode_png(frames[step])}">' for step in steps)
-    return f'<div class="strip{" thirds" * (count % 3 == 0)}">{pictures}</div>'
+    return [int((index + 0.5) * length / count) for index in range(count)]
+
+
+def _strip(pictures: Mapping[int, UInt8[np.ndarray, "h w 3"]]) -> str:
+    images = "".join(f'<img alt="step {step}" src="{encode_png(frame)}">' for step, frame in pictures.items())
+    return f'<div class="strip{" thirds" * (len(pictures) % 3 == 0)}">{images}</div>'
 
 
 def encode_png(frame: UInt8[np.ndarray, "h w 3"], widest: int = _WIDEST) -> str:

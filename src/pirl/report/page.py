@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from html import escape
 
 from pirl.report.style import SCRIPT, STYLE
+from pirl.report.svg import colour_class
 
 _ICON = "data:image/svg+xml,%3Csvg viewBox='0 0 1 1'/%3E"
 
@@ -21,10 +22,11 @@ class Section:
 
 @dataclass(frozen=True)
 class Column:
-    """A column of a table; numbers stand to the right, so that their digits line up."""
+    """A column of a table; numbers stand to the right, so that their digits line up. What is short stays in a line."""
 
     title: str
     numeric: bool = False
+    short: bool = False
 
 
 def build_page(title: str, lead: str, sections: Sequence[Section], *, subtitle: str = "") -> str:
@@ -58,14 +60,15 @@ def table(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> str:
     """
     known = [index for index in range(len(columns)) if index == 0 or any(row[index] for row in rows)]
     columns, rows = [columns[index] for index in known], [[row[index] for index in known] for row in rows]
-    head = "".join(f'<th scope="col"{_numeric(column)}>{escape(column.title)}</th>' for column in columns)
+    head = "".join(f'<th scope="col"{_kind(column)}>{escape(column.title)}</th>' for column in columns)
     body = "".join(f"<tr>{_cells(columns, row)}</tr>" for row in rows)
     return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
 
 
-def legend(names: Sequence[tuple[str, int]], note: str = "") -> str:
-    """Which colour is what."""
-    entries = "".join(f'<li><i class="c{colour}"></i>{escape(name)}</li>' for name, colour in names)
+def legend(names: Sequence[tuple[str, int]], note: str = "", signs: Sequence[tuple[str, str]] = ()) -> str:
+    """Which colour is what; and what signs mean, each by its class."""
+    entries = "".join(f'<li><i class="{colour_class(colour)}"></i>{escape(name)}</li>' for name, colour in names)
+    entries += "".join(f'<li class="note"><i class="{sign}"></i>{escape(word)}</li>' for sign, word in signs)
     note = f'<li class="note">{escape(note)}</li>' if note else ""
     return f'<ul class="legend">{entries}{note}</ul>'
 
@@ -85,8 +88,8 @@ def _keep_rates_whole(text: str) -> str:
     return re.sub(r"\S+ % \[[^]<]*\]", r'<span class="number">\g<0></span>', text)
 
 
-def _numeric(column: Column) -> str:
-    return ' class="number"' if column.numeric else ""
+def _kind(column: Column) -> str:
+    return ' class="number"' if column.numeric else ' class="short"' if column.short else ""
 
 
 def _cells(columns: Sequence[Column], row: Sequence[str]) -> str:
@@ -95,5 +98,5 @@ def _cells(columns: Sequence[Column], row: Sequence[str]) -> str:
     for column, cell in zip(columns[1:], rest, strict=True):
         empty = "" if cell else " data-empty"
         label = escape(column.title)
-        cells.append(f'<td{_numeric(column)} data-label="{label}"{empty}>{escape(cell) or "–"}</td>')
+        cells.append(f'<td{_kind(column)} data-label="{label}"{empty}>{escape(cell) or "–"}</td>')
     return "".join(cells)

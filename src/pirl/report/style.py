@@ -31,11 +31,16 @@ text.empty{text-anchor:middle;font-style:italic}
 .lines *{vector-effect:non-scaling-stroke;stroke-linejoin:round;stroke-linecap:round;fill:none}
 .line{stroke:currentColor;stroke-width:1.8}
 .line.faint{stroke-width:1;opacity:.3}
+.line.dashed{stroke-dasharray:7 5}
+.legend i.dashed{background:linear-gradient(90deg,currentColor 40%,transparent 40% 60%,currentColor 60%)}
 .line.dotted{stroke-dasharray:1 5}
 .dots{stroke:currentColor;stroke-width:6}
 .lines .band{fill:currentColor;opacity:.15}
 .whisker{stroke:currentColor;stroke-width:2;opacity:.5}
 .mark line{stroke:currentColor;stroke-width:2}.mark text{text-anchor:end;fill:currentColor;font-weight:600}
+.rollback line{stroke-dasharray:5 4}
+.legend i.rollback{width:0;height:14px;border-left:2px dashed;background:none;border-radius:0}
+.legend i.skipped{width:2px;height:9px;border-radius:0}.legend i.rollback,.legend i.skipped{color:var(--soft)}
 .good{color:var(--good)}.bad{color:var(--bad)}
 .bar-row{display:grid;grid-template:"label bar value"/210px 1fr 118px;column-gap:18px;align-items:center}
 .bar-row>svg{grid-area:bar}.bar-label{grid-area:label}.bar-value{grid-area:value}
@@ -43,6 +48,7 @@ text.empty{text-anchor:middle;font-style:italic}
 .bar-value{text-align:right;white-space:nowrap}
 .bars small{display:block;font-weight:400;font-size:12.5px;color:var(--soft)}
 .bar rect{fill:currentColor;opacity:.88}
+.bar .rest,.legend i.rest{color:var(--soft);opacity:.35}
 .interval line{stroke:var(--ink);stroke-width:2;stroke-linecap:round}
 .panels{display:grid;grid-template-columns:repeat(2,minmax(0,1fr));gap:28px 40px}
 .panels figure{margin:0 0 12px}
@@ -59,6 +65,8 @@ thead th{color:var(--soft);font-size:12.5px;vertical-align:bottom;overflow-wrap:
 tbody th{font-weight:600;overflow-wrap:normal}
 .number{text-align:right;white-space:nowrap}
 thead .number{white-space:normal}
+.short{white-space:nowrap}
+details{margin-top:36px}summary{cursor:pointer;color:var(--soft);font-size:14px;margin-bottom:14px}
 .strip{display:grid;grid-auto-flow:column;grid-auto-columns:1fr;gap:2px}
 .strip img{display:block;width:100%;max-height:150px;object-fit:contain}
 .strip-frame{border-bottom:3px solid currentColor;margin-bottom:28px}
@@ -119,7 +127,7 @@ for (const chart of document.querySelectorAll('svg.chart')) {
     if (!near.length || at < -20 || at > 1020) return tip.remove();
     const x = Math.min(...near.map(([, , point]) => Math.abs(point[0] - at)));
     const rows = near.filter(([, , point]) => Math.abs(point[0] - at) <= x + 20);
-    tip.replaceChildren(`step ${show(x0 + rows[0][2][0] / 1000 * (x1 - x0))}`);
+    tip.replaceChildren(`${chart.dataset.unit} ${show(x0 + rows[0][2][0] / 1000 * (x1 - x0))}`);
     for (const [name, line, point] of rows) {
       const row = tip.appendChild(document.createElement('div'));
       row.append(document.createElement('i'), `${name}: ${show(value(point[1]))}`);

@@ -37,11 +37,13 @@ class Series:
 
 @dataclass(frozen=True)
 class Mark:
-    """A moment worth a line from top to bottom, with a word about it."""
+    """A moment worth a line, with a word about it: at the end of an episode, or under the pointer where a run was hit."""
 
     x: float
     text: str
-    kind: Literal["good", "bad"]
+    kind: Literal["good", "bad", "rollback", "skipped"]
+    colour: int | None = None
+    """Of the run that it is about, where there may be several."""
 
 
 def line_chart(
@@ -54,22 +56,32 @@ def line_chart(
     y_range: tuple[float, float] | None = None,
     marks: Sequence[Mark] = (),
     height: int = 200,
+    unit: str = "step",
+    points: int = POINTS,
 ) -> str:
-    """Lines over the steps; the ranges are those of the data unless given. `percent` labels shares of 1 as such."""
+    """Lines over the steps; the ranges are those of the data unless given. `percent` labels shares of 1 as such.
+
+    `unit` is what the axis below counts, and `points` how many of each series are drawn at most.
+    """
     edges = [edge for one in series for edge in (one.y, one.low, one.high) if edge is not None]
     x_axis = Axis(*x_range) if x_range else Axis.fit([one.x for one in series])
     y_axis = Axis(*y_range, log=log_y) if y_range else Axis.fit(edges, log_y, margin=0.05)
-    drawn = [_band(one, x_axis, y_axis) for one in series]
-    drawn += [_line(one, x_axis, y_axis) for one in sorted(series, key=lambda one: not one.faint)]
+    drawn = [_band(one, x_axis, y_axis, points) for one in series]
+    drawn += [_line(one, x_axis, y_axis, points) for one in sorted(series, key=lambda one: not one.faint)]
     empty = '<text class="empty" x="50%" y="50%">no data</text>'
     return (
         f'<svg class="chart" width="100%" height="{height}" role="img" aria-label="{escape(label)}" '
-        f'data-x="{x_axis.low!r} {x_axis.high!r}" data-y="{y_axis.low!r} {y_axis.high!r}" data-log="{int(log_y)}">'
-        f"{_grid(x_axis, y_axis, percent)}"
+        f'data-x="{x_axis.low!r} {x_axis.high!r}" data-y="{y_axis.low!r} {y_axis.high!r}" data-log="{int(log_y)}" '
+        f'data-unit="{escape(unit)}">{_grid(x_axis, y_axis, percent, unit)}'
         '<svg class="lines" viewBox="0 0 1000 1000" preserveAspectRatio="none" width="100%" height="100%">'
         f"{''.join(drawn)}</svg>"
         f"{''.join(_mark(mark, x_axis) for mark in marks)}{'' if any(drawn) else empty}</svg>"
     )
+
+
+def colour_class(colour: int) -> str:
+    """The style of a colour by its number; when there are no more, they come again with dashes."""
+    return f"c{colour % COLOURS}{' dashed' * (colour // COLOURS % 2)}"
 
 
 def bar(value: float, low: float, high: float, *, colour: int, label: str) -> str:
@@ -97,7 +109,7 @@ def _percent(share: float) -> str:
     return f"{100 * min(max(share, 0.0), 1.0):.2f}%"
 
 
-def _grid(x_axis: Axis, y_axis: Axis, percent: bool) -> str:
+def _grid(x_axis: Axis, y_axis: Axis, percent: bool, unit: str) -> str:
     parts = []
     for value, text in y_axis.ticks():
         at = _percent(1 - float(y_axis.place(np.array([value]))[0]))
@@ -108,7 +120,7 @@ def _grid(x_axis: Axis, y_axis: Axis, percent: bool) -> str:
         at = _percent(float(x_axis.place(np.array([value]))[0]))
         parts.append(f'<text class="x" x="{at}" y="100%" dy="18">{text}</text>')
     parts.append('<line class="axis" x1="0" x2="100%" y1="100%" y2="100%"/>')
-    parts.append('<text class="x label" x="100%" y="100%" dy="34">step</text>')
+    parts.append(f'<text class="x label" x="100%" y="100%" dy="34">{escape(unit)}</text>')
     return "".join(parts)
 
 
@@ -117,11 +129,11 @@ def _points(x: Float[np.ndarray, " n"], y: Float[np.ndarray, " n"]) -> list[str]
     return [f"{1000 * a:.1f},{1000 * (1 - b):.1f}" for a, b in zip(x, y, strict=True)]
 
 
-def _band(series: Series, x_axis: Axis, y_axis: Axis) -> str:
+def _band(series: Series, x_axis: Axis, y_axis: Axis, points: int) -> str:
     if series.low is None or series.high is None:
         return ""
     x, low, high = x_axis.place(series.x), y_axis.place(series.low), y_axis.place(series.high)
-    kept = thin(low, high, POINTS)
+    kept = thin(low, high, points)
     x, low, high = x[kept], low[kept], high[kept]
     areas = []
     for part in split_at_gaps(np.isfinite(x) & np.isfinite(low) & np.isfinite(high)):
@@ -131,12 +143,12 @@ def _band(series: Series, x_axis: Axis, y_axis: Axis) -> str:
     return "".join(areas)
 
 
-def _line(series: Series, x_axis: Axis, y_axis: Axis) -> str:
+def _line(series: Series, x_axis: Axis, y_axis: Axis, limit: int) -> str:
     x, y = x_axis.place(series.x), y_axis.place(series.y)
-    kept = thin(y, y, POINTS)
+    kept = thin(y, y, limit)
     x, y = x[kept], y[kept]
     here = np.isfinite(x) & np.isfinite(y)
-    style = f"c{series.colour % COLOURS}{' dotted' * series.dotted}{' faint' * series.faint}"
+    style = f"{colour_class(series.colour)}{' dotted' * series.dotted}{' faint' * series.faint}"
     lines, dots = [], []
     for part in split_at_gaps(here):
         points = _points(x[part], y[part])
@@ -155,7 +167,14 @@ def _line(series: Series, x_axis: Axis, y_axis: Axis) -> str:
 
 def _mark(mark: Mark, x_axis: Axis) -> str:
     at = _percent(float(x_axis.place(np.array([mark.x]))[0]))
+    if mark.colour is None:
+        return (
+            f'<g class="mark {mark.kind}"><line x1="{at}" x2="{at}" y1="0" y2="100%"/>'
+            f'<text x="{at}" y="0" dx="2" dy="-7">{escape(mark.text)}</text></g>'
+        )
+    # A roll-back is a line through everything; a skipped update is one of many, and a tick on the axis.
+    top = "0" if mark.kind == "rollback" else "93%"
     return (
-        f'<g class="mark {mark.kind}"><line x1="{at}" x2="{at}" y1="0" y2="100%"/>'
-        f'<text x="{at}" y="0" dx="2" dy="-7">{escape(mark.text)}</text></g>'
+        f'<g class="mark {mark.kind} c{mark.colour % COLOURS}"><title>{escape(mark.text)}</title>'
+        f'<line x1="{at}" x2="{at}" y1="{top}" y2="100%"/></g>'
     )
