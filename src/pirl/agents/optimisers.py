@@ -4,10 +4,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import jax
 import jax.numpy as jnp
 import optax
+from jaxtyping import BFloat16, Float32, PRNGKeyArray
 
 from pirl.errors import ConfigError
+from pirl.models.types import Array
 
 
 @dataclass(frozen=True)
@@ -36,10 +39,14 @@ class OptimiserConfig:
     """Decoupled weight decay."""
     clip_norm: float = 1.0
     """Gradients with a larger global norm are scaled down to it."""
+    moments_dtype: Literal["float32", "bfloat16"] = "float32"
+    """How both means are kept between updates; bfloat16 halves what they take. They are computed in float32."""
 
     def __post_init__(self) -> None:
         if self.schedule not in ("cosine", "rsqrt", "constant"):
             raise ConfigError(f"schedule should be cosine, rsqrt or constant; it is {self.schedule!r}.")
+        if self.moments_dtype not in ("float32", "bfloat16"):
+            raise ConfigError(f"moments_dtype should be float32 or bfloat16; it is {self.moments_dtype!r}.")
         if self.peak_lr <= 0 or self.clip_norm <= 0 or self.timescale <= 0 or self.eps <= 0:
             raise ConfigError(f"peak_lr, clip_norm, timescale and eps should be positive: {self}.")
         if self.warmup_steps < 0 or self.weight_decay < 0 or self.end_lr < 0:
@@ -69,7 +76,55 @@ class OptimiserConfig:
 
     def make(self) -> optax.GradientTransformation:
         """The optimiser itself."""
+        adamw = optax.adamw(self.learning_rate(), b1=self.b1, b2=self.b2, eps=self.eps, weight_decay=self.weight_decay)
         return optax.chain(
-            optax.clip_by_global_norm(self.clip_norm),
-            optax.adamw(self.learning_rate(), b1=self.b1, b2=self.b2, eps=self.eps, weight_decay=self.weight_decay),
+            optax.clip_by_global_norm(self.clip_norm), adamw if self.moments_dtype == "float32" else _kept_small(adamw)
         )
+
+
+def _kept_small(adamw: optax.GradientTransformation) -> optax.GradientTransformation:
+    """The same optimiser with its moments kept in bfloat16 between updates.
+
+    bfloat16 has 8 significant bits, so rounding to the nearest swallows changes below 1/512. In a step the mean of
+    gradients moves by a tenth (b1 = 0.9) of its distance from the gradient, and is at most some per cent off. The mean of
+    squares moves by a twentieth (b2 = 0.95), or by a thousandth (b2 = 0.999), which would never be enough to let it fall
+    again. It is therefore rounded by chance, up or down so that it is right on average.
+    """
+
+    def keep(state: Any) -> Any:
+        adam, *others = state
+        leaves, structure = jax.tree.flatten(adam.nu)
+        keys = jax.random.split(jax.random.fold_in(jax.random.key(0), adam.count), len(leaves))
+        nu = [round_by_chance(leaf, key) for leaf, key in zip(leaves, keys, strict=True)]
+        return (_with_moments(adam, _cast(adam.mu, jnp.bfloat16), jax.tree.unflatten(structure, nu)), *others)
+
+    def initialise(parameters: Any) -> Any:
+        adam, *others = adamw.init(parameters)
+        return (_with_moments(adam, _cast(adam.mu, jnp.bfloat16), _cast(adam.nu, jnp.bfloat16)), *others)
+
+    def update(gradients: Any, state: Any, parameters: Any = None) -> tuple[Any, Any]:
+        adam, *others = state
+        wide = _with_moments(adam, _cast(adam.mu, jnp.float32), _cast(adam.nu, jnp.float32))
+        changes, state = adamw.update(gradients, (wide, *others), parameters)
+        return changes, keep(state)
+
+    return optax.GradientTransformation(initialise, update)
+
+
+def _with_moments(adam: Any, mu: Any, nu: Any) -> Any:
+    return adam._replace(mu=mu, nu=nu)
+
+
+def _cast(tree: Any, dtype: Any) -> Any:
+    return jax.tree.map(lambda leaf: leaf.astype(dtype), tree)
+
+
+def round_by_chance(x: Float32[Array, "*shape"], rng: PRNGKeyArray) -> BFloat16[Array, "*shape"]:
+    """To one of the two nearest bfloat16 numbers, to the nearer one more often, so that the mean is `x`.
+
+    For finite numbers. The bits are the same however the array is laid out over devices.
+    """
+    # bfloat16 is the upper half of a float32: what is cut off carries into it as often as it is large.
+    chance = jax.random.bits(rng, x.shape, jnp.uint16).astype(jnp.uint32)
+    carried = jax.lax.bitcast_convert_type(x, jnp.uint32) + chance
+    return jax.lax.bitcast_convert_type((carried >> 16).astype(jnp.uint16), jnp.bfloat16)

@@ -3,12 +3,13 @@
 import dataclasses
 import re
 from dataclasses import dataclass
-from typing import Any, Literal, TypeVar, get_args
+from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from pirl.errors import ConfigError, did_you_mean
 
 _Part = TypeVar("_Part")
 DType = Literal["float32", "bfloat16"]
+Remat = Literal["none", "full", "dots", "weight_dots"]
 
 # OpenPI's camera slots, in the order in which their tokens enter the prefix.
 OPENPI_CAMERAS = ("base_0_rgb", "left_wrist_0_rgb", "right_wrist_0_rgb")
@@ -83,12 +84,15 @@ class Pi0Config:
     # The dtype of the heavy matrix products, and that of fresh parameters.
     dtype: DType = "bfloat16"
     param_dtype: DType = "float32"
-    # Recompute each layer in the backward pass instead of keeping its activations.
-    remat: bool = True
+    # What of each layer is computed again in the backward pass instead of being kept: nothing; all but its input ("full",
+    # or true); all but the results of matrix products ("dots"), or of those with weights, so not in attention.
+    remat: bool | Remat = "full"
     # "paligemma": the public SentencePiece file of π₀; "tiny": the one inside this package.
     tokenizer: Literal["paligemma", "tiny"] = "paligemma"
 
     def __post_init__(self) -> None:
+        if isinstance(self.remat, bool):  # as it was written once
+            object.__setattr__(self, "remat", "full" if self.remat else "none")
         first, second = self.language, self.action_expert
         loras = (first.attention_lora, first.mlp_lora, second.attention_lora, second.mlp_lora)
         parts: list[Any] = [self.vision, first, second, *filter(None, loras)]
@@ -98,7 +102,8 @@ class Pi0Config:
         _check_positive("Pi0Config", {name: getattr(self, name) for name in sizes})
         if self.max_token_len < 0:
             raise ConfigError(f"max_token_len = {self.max_token_len} is negative; 0 means no prompt.")
-        for field, known in (("dtype", DType), ("param_dtype", DType), ("tokenizer", Literal["paligemma", "tiny"])):
+        choices = {"dtype": DType, "param_dtype": DType, "remat": Remat, "tokenizer": Literal["paligemma", "tiny"]}
+        for field, known in choices.items():
             if getattr(self, field) not in get_args(known):
                 raise ConfigError(f"{field} = {getattr(self, field)!r} is none of {', '.join(get_args(known))}.")
         for field in ("depth", "num_heads", "num_kv_heads", "head_dim"):
@@ -186,6 +191,16 @@ def _fields_of(kind: type, data: Any, where: str) -> dict[str, Any]:
     unknown = sorted(set(data) - {field.name for field in dataclasses.fields(kind)})
     if unknown:
         raise ConfigError(f"in the model description, {where!r} has unknown fields {unknown}: another version's?")
+    hints = get_type_hints(kind)
+    for key, value in data.items():
+        # By type, because True counts as an int.
+        if hints[key] in (int, bool, str) and type(value) is not hints[key]:
+            wanted = {int: "a whole number", bool: "true or false", str: "text"}[hints[key]]
+            raise ConfigError(f"in the model description, {where}.{key} should be {wanted}; it is {value!r:.60}.")
+        if get_origin(hints[key]) is tuple and not (
+            isinstance(value, list | tuple) and all(type(entry) is get_args(hints[key])[0] for entry in value)
+        ):
+            raise ConfigError(f"in the model description, {where}.{key} should be a list; it is {value!r:.60}.")
     return {key: tuple(value) if isinstance(value, list) else value for key, value in data.items()}
 
 
@@ -228,7 +243,7 @@ _TINY = Pi0Config(
     cameras=("base_0_rgb", "left_wrist_0_rgb"),
     image_resolution=(56, 56),
     dtype="float32",
-    remat=False,
+    remat="none",
     tokenizer="tiny",
 )
 

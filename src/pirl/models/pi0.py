@@ -38,6 +38,7 @@ class PaliGemma(nnx.Module):
 
     def __init__(self, config: Pi0Config, rngs: nnx.Rngs):
         dtype, param_dtype = jnp.dtype(config.dtype), jnp.dtype(config.param_dtype)
+        assert not isinstance(config.remat, bool)
         self.llm = Transformer(
             (config.language, config.action_expert),
             config.vocab_size,

@@ -15,8 +15,9 @@ from flax import nnx
 from jax.nn import initializers
 from jaxtyping import Bool, Float, Int
 
-from pirl.models.config import ExpertConfig
+from pirl.models.config import ExpertConfig, Remat
 from pirl.models.layers import Dense
+from pirl.models.layout import rematerialised, spread
 from pirl.models.lora import Einsum, FeedForward
 from pirl.models.types import Array
 
@@ -226,7 +227,7 @@ class Transformer(nnx.Module):
         adarms: bool,
         dtype: jnp.dtype,
         param_dtype: jnp.dtype,
-        remat: bool,
+        remat: Remat,
         rngs: nnx.Rngs,
     ):
         self.dtype = dtype
@@ -265,11 +266,11 @@ class Transformer(nnx.Module):
 
         def step(x: Array, layer: tuple[Block, tuple[Array, Array] | None]) -> tuple[Array, tuple[Array, Array]]:
             block, cached = layer
-            return block(expert, x, positions, mask, condition, cached, cache_mask)
+            x, own = block(expert, x, positions, mask, condition, cached, cache_mask)
+            return spread(x), own
 
-        if self.remat:
-            step = jax.checkpoint(step, prevent_cse=False)
         cached = None if cache is None else (cache.keys, cache.values)
-        x, (keys, values) = jax.lax.scan(step, tokens.astype(self.dtype), (self.layers, cached))
+        layers = (self.layers, cached)
+        x, (keys, values) = jax.lax.scan(rematerialised(step, self.remat), spread(tokens.astype(self.dtype)), layers)
         out, _ = getattr(self, _named("final_norm", expert))(x, condition)
         return out, KVCache(keys, values)

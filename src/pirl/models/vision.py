@@ -6,8 +6,9 @@ from flax import nnx
 from jax.nn import initializers
 from jaxtyping import Float
 
-from pirl.models.config import VisionConfig
+from pirl.models.config import Remat, VisionConfig
 from pirl.models.layers import Dense
+from pirl.models.layout import rematerialised, spread
 from pirl.models.types import Array
 
 
@@ -78,7 +79,7 @@ class EncoderBlock(nnx.Module):
 class Encoder(nnx.Module):
     """The stacked layers, scanned, and the final norm."""
 
-    def __init__(self, config: VisionConfig, *, remat: bool, rngs: nnx.Rngs, param_dtype: jnp.dtype):
+    def __init__(self, config: VisionConfig, *, remat: Remat, rngs: nnx.Rngs, param_dtype: jnp.dtype):
         def make_block(key: Array) -> EncoderBlock:
             return EncoderBlock(config, rngs=nnx.Rngs(key), param_dtype=param_dtype)
 
@@ -90,11 +91,9 @@ class Encoder(nnx.Module):
         """Run all layers."""
 
         def step(x: Array, block: EncoderBlock) -> tuple[Array, None]:
-            return block(x), None
+            return spread(block(x)), None
 
-        if self.remat:
-            step = jax.checkpoint(step, prevent_cse=False)
-        x, _ = jax.lax.scan(step, x, self.encoderblock)
+        x, _ = jax.lax.scan(rematerialised(step, self.remat), spread(x), self.encoderblock)
         return self.encoder_norm(x)
 
 
@@ -130,7 +129,7 @@ class VisionTower(nnx.Module):
         out_width: int,
         dtype: jnp.dtype,
         param_dtype: jnp.dtype,
-        remat: bool,
+        remat: Remat,
         rngs: nnx.Rngs,
     ):
         self.dtype = dtype

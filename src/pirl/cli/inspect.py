@@ -1,0 +1,192 @@
+"""`pirl inspect`: what a saved state consists of, where it would lie on devices, and how two of them differ."""
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import tyro
+
+from pirl.cli.console import facts, show
+from pirl.errors import UserError
+
+if TYPE_CHECKING:
+    from pirl.training.differences import Comparison
+    from pirl.training.inspecting import Layout, Part, SavedState
+
+_LISTED = 20
+"""Arrays that are named one by one."""
+
+
+@dataclass(frozen=True)
+class Inspect:
+    """Show what a saved state holds: shapes, dtypes, bytes and layout by subtree. With two, how far they are apart.
+
+    One state is read from its metadata, without loading an array. Two are compared array by array; --of and --against
+    compare two parts of one state, such as the parameters and their running average, or two optimisers.
+    """
+
+    run_directory: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="RUN")]
+    """Run directory, the directory of one state in it, or a policy checkpoint."""
+    other: Annotated[tyro.conf.Positional[Path | None], tyro.conf.arg(metavar="[OTHER]")] = None
+    """Another one to compare it with."""
+    step: int | None = None
+    """Which state of the run (the newest, if not given)."""
+    other_step: int | None = None
+    """Which state of the other; without OTHER, another state of the same run."""
+    depth: int = 2
+    """How far subtrees are opened up."""
+    of: Annotated[str | None, tyro.conf.arg(metavar="SUBTREE")] = None
+    """Look at this subtree only, such as learned/trainable."""
+    against: Annotated[str | None, tyro.conf.arg(metavar="SUBTREE")] = None
+    """Compare --of with this subtree."""
+    devices: int | None = None
+    """Show where arrays would lie on so many devices (if not given, where they lay when they were saved)."""
+    fsdp: int | None = None
+    """How many of them share one copy of the parameters (all, if not given)."""
+    json: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
+    """Write everything to this file as JSON."""
+
+    def run(self) -> int:
+        """Do it; the return value is the exit code."""
+        compares = self.other is not None or self.other_step is not None or self.against is not None
+        if self.depth < 1:
+            raise UserError(f"--depth {self.depth} shows nothing: give 1 or more.")
+        if compares and (self.devices is not None or self.fsdp is not None):
+            raise UserError("--devices and --fsdp belong to the inspection of one state.")
+        if self.against is not None and self.of is None:
+            raise UserError("--against compares with the subtree that --of names: give both.")
+        if self.json is not None:
+            from pirl.cli.acting import check_writable
+
+            check_writable(self.json)
+        from pirl.training.inspecting import open_state
+
+        state = open_state(self.run_directory, self.step)
+        content = self._compare(state) if compares else self._inspect(state)
+        if self.json is not None:
+            from pirl.files import write_file, writing
+
+            with writing("the inspection", self.json.parent, "Choose another place."):
+                write_file(self.json, json.dumps(content, indent=2) + "\n")
+            print(f"written to {self.json}")
+        return 0
+
+    def _inspect(self, state: "SavedState") -> dict[str, Any]:
+        from pirl.training.inspecting import describe, left_whole, planned_layout, unexpected
+
+        layout = state.layout
+        if self.devices is not None or self.fsdp is not None:
+            devices = self.devices or self.fsdp or 1
+            layout = planned_layout(state.leaves, devices, self.fsdp or devices)
+        parts = describe(state, layout, self.depth, self.of or "")
+        odd, whole = unexpected(state), left_whole(state.leaves, layout)
+        total, most = sum(part.bytes for part in parts), sum(part.bytes_per_device for part in parts)
+        show(_table(parts, layout), "", facts(_facts(state, layout, parts)))
+        for note in state.notes:
+            print(note)
+        _list("not as the configuration says", odd)
+        _list("whole on every device, though large and divisible", whole)
+        return {
+            "state": state.title,
+            "devices": layout.devices,
+            "fsdp_devices": layout.fsdp_devices,
+            "bytes": total,
+            "bytes_per_device": most,
+            "subtrees": [asdict(part) for part in parts],
+            "leaves": {
+                path: {"shape": list(leaf.shape), "dtype": str(leaf.dtype), "pieces": list(layout.pieces[path])}
+                for path, leaf in state.leaves.items()
+            },
+            "unexpected": odd,
+            "left_whole": whole,
+        }
+
+    def _compare(self, first: "SavedState") -> dict[str, Any]:
+        from pirl.training.differences import compare_states
+        from pirl.training.inspecting import open_state
+
+        elsewhere = self.other is not None or self.other_step is not None
+        second = open_state(self.other or self.run_directory, self.other_step) if elsewhere else first
+        found = compare_states(first, second, depth=self.depth, of=self.of or "", against=self.against)
+        names = [f"{state.title}: {part}" if part else state.title for state, part in self._sides(first, second)]
+        show(f"{names[0]}\nand {names[1]}", "", _difference_table(found))
+        _list("only in the first", found.only_first)
+        _list("only in the second", found.only_second)
+        _list("of another shape", found.other_shape)
+        return {
+            "first": names[0],
+            "second": names[1],
+            "subtrees": [part.to_json() for part in found.parts],
+            "only_first": found.only_first,
+            "only_second": found.only_second,
+            "other_shape": found.other_shape,
+        }
+
+    def _sides(self, first: "SavedState", second: "SavedState") -> list[tuple["SavedState", str | None]]:
+        return [(first, self.of), (second, self.of if self.against is None else self.against)]
+
+
+def _table(parts: "list[Part]", layout: "Layout") -> Any:
+    from rich.table import Table
+
+    table = Table("subtree", "arrays", "shape", "numbers", "dtype", "bytes", box=None, pad_edge=False)
+    if layout.devices > 1:
+        table.add_column("sharded")
+        table.add_column("a device")
+    for column in table.columns[1:]:
+        column.justify = "right"
+    for part in parts:
+        shape = "" if part.shape is None else "×".join(map(str, part.shape)) or "number"
+        row = [part.name, str(part.leaves), shape, f"{part.parameters:,}", ", ".join(part.dtypes), _size(part.bytes)]
+        lies = [f"{part.sharded} of {part.leaves}", _size(part.bytes_per_device)] if layout.devices > 1 else []
+        table.add_row(*row, *lies)
+    return table
+
+
+def _facts(state: "SavedState", layout: "Layout", parts: "list[Part]") -> list[tuple[str, str]]:
+    total, most = sum(part.bytes for part in parts), sum(part.bytes_per_device for part in parts)
+    arrays, numbers = sum(part.leaves for part in parts), sum(part.parameters for part in parts)
+    rows = [("state", state.title), ("in all", f"{numbers:,} numbers in {arrays:,} arrays, {_size(total)}")]
+    if layout.devices > 1:
+        copies = layout.devices // layout.fsdp_devices
+        mesh = f"{layout.devices} devices, {layout.fsdp_devices} of which share one copy"
+        even = f"{most * layout.fsdp_devices / total:.3f} times an even share" if total else ""
+        rows += [("devices", mesh + (f" ({copies} copies)" if copies > 1 else ""))]
+        rows += [("a device", f"{_size(most)}, {even}")]
+    return rows
+
+
+def _difference_table(found: "Comparison") -> Any:
+    from rich.table import Table
+
+    headers = ("subtree", "arrays", "differ", "max |Δ|", "‖Δ‖ / ‖second‖", "rms first", "rms second", "only in one")
+    table = Table(*headers, box=None, pad_edge=False)
+    for column in table.columns[1:]:
+        column.justify = "right"
+    for part in found.parts:
+        first, second = (f"{value:.3g}" for value in part.root_mean_squares)
+        compared = [f"{part.largest:.3g}", f"{part.relative:.3g}"] if part.leaves else ["", ""]
+        alone = part.only_first + part.only_second
+        table.add_row(
+            part.name, str(part.leaves), str(part.differing), *compared, first, second, str(alone) if alone else ""
+        )
+    return table
+
+
+def _list(what: str, names: list[str]) -> None:
+    if not names:
+        return
+    print(f"{what} ({len(names)}):")
+    for name in names[:_LISTED]:
+        print(f"  {name}")
+    if len(names) > _LISTED:
+        print(f"  and {len(names) - _LISTED} more")
+
+
+def _size(count: int | float) -> str:
+    for unit in ("B", "KiB", "MiB"):
+        if count < 1024:
+            return f"{count:.0f} B" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1024
+    return f"{count:.2f} GiB"

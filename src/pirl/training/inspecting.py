@@ -1,0 +1,258 @@
+"""What a saved learner or policy consists of, read from metadata alone: shapes, dtypes, bytes, and where arrays lie."""
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import jax
+import orbax.checkpoint as ocp
+from jax.sharding import PartitionSpec
+
+from pirl.agents.acrlpd import ACRLPDAgent, ACRLPDConfig
+from pirl.agents.bc import BCAgent
+from pirl.agents.ript import RIPTAgent, RIPTConfig
+from pirl.config import RLTrainConfig, load_config
+from pirl.errors import CheckpointError, ConfigError, did_you_mean
+from pirl.interop import open_checkpoint
+from pirl.interop.reading import Checkpoint, quiet_orbax
+from pirl.models import abstract_model
+from pirl.training import sharding
+from pirl.training.records import FILE_NAME, DamageError, in_one_line, named_leaves, read_record
+from pirl.training.run import saved_steps
+
+Leaves = Mapping[str, jax.ShapeDtypeStruct]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Into how many pieces each axis of an array is cut, and how many devices could share the arrays."""
+
+    pieces: Mapping[str, tuple[int, ...]]
+    devices: int = 1
+    fsdp_devices: int = 1
+
+    def bytes_per_device(self, path: str, leaf: jax.ShapeDtypeStruct) -> int:
+        """What one device holds of an array."""
+        return bytes_of(leaf) // math.prod(self.pieces[path])
+
+
+@dataclass(frozen=True)
+class SavedState:
+    """A full state, or a policy: what it is called, its arrays, how they lay, and the configuration it should be of."""
+
+    title: str
+    store: Checkpoint
+    layout: Layout
+    config: RLTrainConfig | None = None
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def leaves(self) -> Leaves:
+        """Shapes and dtypes by path."""
+        return self.store.leaves
+
+    def select(self, subtree: str) -> dict[str, str]:
+        """The paths below a subtree, by what follows its name; of the whole, if the name is empty."""
+        if subtree in self.leaves:
+            return {subtree.split("/")[-1]: subtree}
+        start = f"{subtree}/" if subtree else ""
+        found = {path.removeprefix(start): path for path in self.leaves if path.startswith(start)}
+        if not found:
+            known = {"/".join(path.split("/")[:depth]) for path in self.leaves for depth in (1, 2, 3)}
+            tops = dict.fromkeys(path.split("/")[0] for path in self.leaves)
+            raise ConfigError(f"{self.title} has no {subtree}. {did_you_mean(subtree, known)}It has {', '.join(tops)}.")
+        return found
+
+
+@dataclass(frozen=True)
+class Part:
+    """A subtree in numbers."""
+
+    name: str
+    leaves: int
+    shape: tuple[int, ...] | None  # of an array that stands alone
+    parameters: int
+    dtypes: tuple[str, ...]
+    bytes: int
+    sharded: int
+    bytes_per_device: int
+
+
+# --- opening ---------------------------------------------------------------------------------------------------------
+
+
+def open_state(path: Path, step: int | None = None) -> SavedState:
+    """The newest full state of a run (or that of a step), a state by its own directory, or a policy checkpoint."""
+    directory = path.expanduser().absolute()
+    states = directory / "checkpoints" / "state"
+    if states.is_dir() or ((directory / "config.yaml").is_file() and (directory / "metadata.json").is_file()):
+        saved = saved_steps(states)
+        if not saved:
+            raise CheckpointError(f"the run {path} has not saved a state yet.")
+        if step is not None and step not in saved:
+            raise CheckpointError(f"the run {path} has no state of step {step}; it has {', '.join(map(str, saved))}.")
+        return _open_full(states / str(saved[-1] if step is None else step), directory)
+    if step is not None:
+        raise ConfigError(f"a step is one of a run, and {path} is none: leave --step out.")
+    if (directory / FILE_NAME).is_file():
+        return _open_full(directory, directory.parents[2])
+    policy = open_checkpoint(directory)
+    known = {leaf.name: leaf for leaf in _read_tree(policy.params_directory)[0].values()}
+    layout = _saved_layout({path: known[name] for path, name in policy.names.items()})
+    return SavedState(f"the policy {path}", policy, layout)
+
+
+def _open_full(directory: Path, run: Path) -> SavedState:
+    try:
+        record = read_record(directory)
+        leaves = {path: jax.ShapeDtypeStruct(tuple(shape), dtype) for path, (shape, dtype) in record["leaves"].items()}
+        tree, options = _read_tree(directory / "arrays")
+    except (DamageError, KeyError, ValueError, TypeError) as error:
+        raise CheckpointError(f"{directory} is damaged: {in_one_line(error)}.") from error
+    if missing := [path for path in leaves if path not in tree]:
+        raise CheckpointError(f"{directory} is damaged: {missing[0]} is missing.")
+    store = Checkpoint(
+        directory=directory,
+        params_directory=directory / "arrays",
+        style="released",
+        leaves=leaves,
+        description={},
+        names={path: tree[path].name for path in leaves},
+        zarr3=bool(options.get("use_zarr3")),
+        zeros_are_stored=bool(options.get("store_array_data_equal_to_fill_value")),
+    )
+    notes, config = [], None
+    try:
+        config = load_config(run / "config.yaml")
+    except ConfigError as error:
+        notes.append(f"dtypes were not compared with the configuration: {error}")
+    title = f"the state of step {directory.name} in {run.name}"
+    return SavedState(title, store, _saved_layout({path: tree[path] for path in leaves}), config, notes)
+
+
+def _read_tree(arrays: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What Orbax knows of each array in a directory, and how they are stored."""
+    try:
+        options = json.loads((arrays / "_METADATA").read_text())
+        with quiet_orbax(), ocp.PyTreeCheckpointer() as reader:
+            tree = reader.metadata(arrays).item_metadata.tree
+    except Exception as error:  # TensorStore's arrive as bare Exceptions
+        raise CheckpointError(f"{arrays} is damaged: {in_one_line(error)}.") from error
+    return named_leaves(tree), dict(options)
+
+
+# --- where arrays lie ------------------------------------------------------------------------------------------------
+
+
+def planned_layout(leaves: Leaves, devices: int, fsdp_devices: int) -> Layout:
+    """Where arrays would lie on so many devices."""
+    if fsdp_devices < 1 or devices < 1 or devices % fsdp_devices:
+        raise ConfigError(f"--fsdp {fsdp_devices} does not divide --devices {devices}.")
+    sizes = {"fsdp": fsdp_devices}
+    specs = {path: sharding.state_spec(path, leaf.shape, leaf.dtype, fsdp_devices) for path, leaf in leaves.items()}
+    return Layout({path: _pieces(leaf, specs[path], sizes) for path, leaf in leaves.items()}, devices, fsdp_devices)
+
+
+def _saved_layout(tree: Mapping[str, Any]) -> Layout:
+    """Where arrays lay when they were saved; whole, where that is not written down."""
+    pieces, devices, fsdp = {}, 1, 1
+    for path, leaf in tree.items():
+        place = leaf.sharding
+        lengths = map(int, getattr(place, "shape", ()))
+        sizes = dict(zip(getattr(place, "axis_names", ()), lengths, strict=True))
+        spec = PartitionSpec(*(getattr(place, "partition_spec", None) or ()))
+        pieces[path] = _pieces(leaf, spec, sizes)
+        devices = max(devices, math.prod(sizes.values()))
+        fsdp = max(fsdp, sizes.get("fsdp", 1))
+    return Layout(pieces, devices, fsdp)
+
+
+def _pieces(leaf: Any, spec: PartitionSpec, sizes: Mapping[str, int]) -> tuple[int, ...]:
+    axes = [() if axis is None else (axis,) if isinstance(axis, str) else tuple(axis) for axis in spec]
+    cut = [math.prod(sizes[name] for name in names) for names in axes]
+    return (*cut, *[1] * (len(leaf.shape) - len(cut)))
+
+
+# --- what there is to say --------------------------------------------------------------------------------------------
+
+
+def bytes_of(leaf: jax.ShapeDtypeStruct) -> int:
+    """The size of an array in memory."""
+    return int(leaf.size) * leaf.dtype.itemsize
+
+
+def group_of(path: str, depth: int) -> str:
+    """The subtree that a path belongs to."""
+    return "/".join(path.split("/")[:depth])
+
+
+def describe(state: SavedState, layout: Layout, depth: int, subtree: str = "") -> list[Part]:
+    """The subtrees down to a depth, in the order of the state."""
+    groups: dict[str, list[str]] = {}
+    for relative, path in state.select(subtree).items():
+        groups.setdefault(group_of(relative, depth), []).append(path)
+    parts = []
+    for name, paths in groups.items():
+        leaves = {path: state.leaves[path] for path in paths}
+        alone = leaves[paths[0]].shape if len(paths) == 1 else None
+        parts.append(
+            Part(
+                name=name,
+                leaves=len(paths),
+                shape=alone,
+                parameters=sum(int(leaf.size) for leaf in leaves.values()),
+                dtypes=tuple(sorted({str(leaf.dtype) for leaf in leaves.values()})),
+                bytes=sum(map(bytes_of, leaves.values())),
+                sharded=sum(math.prod(layout.pieces[path]) > 1 for path in paths),
+                bytes_per_device=sum(layout.bytes_per_device(path, leaf) for path, leaf in leaves.items()),
+            )
+        )
+    return parts
+
+
+def unexpected(state: SavedState) -> list[str]:
+    """What is not as the configuration says: arrays of another dtype, missing ones, and those nobody asked for."""
+    if state.config is None:
+        return []
+    expected = {path: str(leaf.dtype) for path, leaf in expected_leaves(state.config).items()}
+    saved = {path: str(leaf.dtype) for path, leaf in state.leaves.items()}
+    return [
+        *(
+            f"{path}: {dtype}, by the configuration {expected[path]}"
+            for path, dtype in saved.items()
+            if path in expected and expected[path] != dtype
+        ),
+        *(f"{path}: missing" for path in expected if path not in saved),
+        *(f"{path}: not of the configuration" for path in saved if path not in expected),
+    ]
+
+
+def expected_leaves(config: RLTrainConfig) -> dict[str, jax.ShapeDtypeStruct]:
+    """The arrays of a learner of this configuration; but how wide the critics' input is, the robot decides."""
+
+    def create(policy: Any, rng: Any) -> Any:
+        if isinstance(config.agent, ACRLPDConfig):
+            return ACRLPDAgent.create(config.agent, policy, rng)
+        if isinstance(config.agent, RIPTConfig):
+            return RIPTAgent.create(config.agent, policy, rng)
+        return BCAgent.create(config.agent, policy, rng)
+
+    return named_leaves(jax.eval_shape(create, abstract_model(config.model), jax.random.key(0)))
+
+
+def left_whole(leaves: Leaves, layout: Layout) -> list[str]:
+    """Arrays that every device holds all of, though they are large, have an axis that the devices divide, and are of no
+    critic."""
+    count = layout.fsdp_devices
+    return [
+        path
+        for path, leaf in leaves.items()
+        if count > 1
+        and path.split("/")[0] not in sharding.CRITICS
+        and math.prod(layout.pieces[path]) == 1
+        and bytes_of(leaf) >= sharding.MIN_SHARD_BYTES
+        and any(length % count == 0 for length in leaf.shape)
+    ]

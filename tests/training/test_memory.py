@@ -1,0 +1,120 @@
+"""What the memory monitor says is what is there."""
+
+import logging
+import time
+
+import jax
+import numpy as np
+import pytest
+from jax.sharding import NamedSharding, PartitionSpec
+
+from pirl.training import memory
+from pirl.training.memory import HostMemory, MemoryMonitor, live_bytes, read_host
+from pirl.training.sharding import make_mesh
+
+GIB = 2**30
+
+
+def test_arrays_are_counted_on_the_devices_they_lie_on():
+    mesh = make_mesh(4)
+    before = live_bytes()
+    array = np.zeros((1024, 256), np.float32)
+    kept = [
+        jax.device_put(array, NamedSharding(mesh, PartitionSpec("fsdp"))),
+        jax.device_put(array, NamedSharding(mesh, PartitionSpec())),
+        jax.device_put(array, jax.devices()[3]),
+    ]
+    now = live_bytes()
+    added = {device.id: now[device.id] - before.get(device.id, 0) for device in jax.devices()}
+    expected = {device.id: array.nbytes // 4 + array.nbytes for device in jax.devices()}
+    expected[jax.devices()[3].id] += array.nbytes
+    assert added == expected
+    for each in kept:
+        each.delete()
+    assert live_bytes() == before
+
+
+def test_a_peak_outlives_what_caused_it():
+    monitor = MemoryMonitor()
+    begun = monitor.take("begin")
+    array = jax.device_put(np.zeros(8 << 20, np.uint8), jax.devices()[0])
+    held = monitor.take("data")
+    array.delete()
+    after = monitor.take("update")
+    assert held["memory/data/device_0"] - begun["memory/begin/device_0"] == pytest.approx(2**-7)
+    assert after["memory/update/device_0"] == begun["memory/begin/device_0"]
+    assert after["memory/update/device_peak"] >= held["memory/data/device_0"]
+    assert set(after) == {
+        f"memory/update/{name}"
+        for name in (
+            *("host", "host_peak", "host_available", "device", "device_peak"),
+            *(f"device_{number}" for number in range(jax.local_device_count())),
+        )
+    }
+
+
+def test_a_device_that_keeps_an_account_is_believed(monkeypatch):
+    class Accelerator:
+        def __init__(self, number, used, peak):
+            self.id, self._stats = number, {"bytes_in_use": used, "peak_bytes_in_use": peak}
+
+        def memory_stats(self):
+            return self._stats
+
+    devices = [Accelerator(0, GIB, 3 * GIB), Accelerator(1, 2 * GIB, 2 * GIB)]
+    monkeypatch.setattr(memory.jax, "local_devices", lambda: devices)
+    values = MemoryMonitor().take("update")
+    assert values["memory/update/device"] == values["memory/update/device_1"] == 2
+    assert values["memory/update/device_0"] == 1
+    assert values["memory/update/device_peak"] == 3
+
+
+def test_the_host_s_memory_grows_by_what_is_taken():
+    before = read_host()
+    filled = np.ones(64 << 20, np.uint8)
+    after = read_host()
+    assert 48 << 20 < after.used - before.used < 80 << 20
+    assert after.peak >= after.used
+    assert 0 < after.available < after.total
+    assert filled.size
+
+
+def test_a_container_s_limit_counts(monkeypatch, tmp_path):
+    contents = {"memory.max": GIB, "memory.current": GIB // 2, "memory.stat": f"anon 5\ninactive_file {GIB // 4}"}
+    for name, text in contents.items():
+        (tmp_path / name).write_text(f"{text}\n")
+    monkeypatch.setattr(memory, "_GROUPS", (tuple(tmp_path / name for name in contents),))
+    assert (read_host().total, read_host().available) == (GIB, GIB - GIB // 4)
+    (tmp_path / "memory.max").write_text("max\n")
+    assert read_host().total > GIB
+
+
+def test_a_nearly_full_host_is_said_once(monkeypatch, caplog):
+    monitor = MemoryMonitor()
+    with caplog.at_level(logging.WARNING):
+        monkeypatch.setattr(memory, "read_host", lambda: HostMemory(GIB, GIB, GIB, 16 * GIB))
+        monitor.take("data")
+        assert not caplog.records
+        monkeypatch.setattr(memory, "read_host", lambda: HostMemory(GIB, GIB, GIB // 2, 16 * GIB))
+        monitor.take("update")
+        monitor.take("update")
+    (record,) = caplog.records
+    assert "(update): 0.50 of 16.0 GiB are left" in record.getMessage()
+
+
+def test_a_system_that_says_little_is_no_error(monkeypatch):
+    monkeypatch.setattr(memory, "read_host", lambda: HostMemory(GIB))
+    values = MemoryMonitor().take("data")
+    assert values["memory/data/host_peak"] == 1
+    assert "memory/data/host_available" not in values
+
+
+def test_measuring_takes_two_milliseconds_at_most():
+    arrays = [jax.device_put(np.zeros(8, np.float32), jax.devices()[number % 8]) for number in range(200)]
+    monitor, seconds = MemoryMonitor(), []
+    for _ in range(30):
+        began = time.thread_time()
+        monitor.take("update")
+        seconds.append(time.thread_time() - began)
+    assert min(seconds) < 2e-3
+    assert len(arrays) == 200
