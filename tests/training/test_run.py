@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from pirl.config import get_config, to_plain
 from pirl.errors import ConfigError, DataError
 from pirl.training.run import RunDirectory
 
@@ -239,6 +240,24 @@ def test_what_changes_no_update_may_change(finished, field, value):
     open_run(finished, changed(field, value), resume=True, config_text="new\n").close()
     assert (finished / "config.yaml").read_text() == "new\n"
     open_run(finished, changed(field, value), resume=True).close()
+
+
+def test_a_run_that_an_earlier_version_began_goes_on(tmp_path):
+    """It knew nothing of bfloat16 moments, and whether to rematerialise was true or false."""
+    today = json.loads(json.dumps(to_plain(get_config("debug")), default=str))
+    open_run(tmp_path / "run", today).close()
+    file = tmp_path / "run" / "metadata.json"
+    metadata = json.loads(file.read_text())
+    optimiser = next(value for name, value in metadata["config"]["agent"].items() if name.endswith("optimiser"))
+    del optimiser["moments_dtype"]
+    metadata["config"]["model"]["remat"] = metadata["config"]["model"]["remat"] != "none"
+    file.write_text(json.dumps(metadata))
+    open_run(tmp_path / "run", today, resume=True).close()
+    file.write_text(json.dumps(metadata))
+    for name in [name for name in today["agent"] if name.endswith("optimiser")]:
+        today["agent"][name]["moments_dtype"] = "bfloat16"
+    with pytest.raises(ConfigError, match='moments_dtype: "float32" in the run, "bfloat16" now'):
+        open_run(tmp_path / "run", today, resume=True)
 
 
 def test_a_long_list_of_differences_is_cut(finished):

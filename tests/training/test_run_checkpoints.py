@@ -344,9 +344,11 @@ def test_a_place_that_cannot_be_written_is_named(run):
         save(checkpoints, 2)
 
 
-def test_a_failed_save_does_not_hide_what_ended_the_run(run, caplog):
-    run.checkpoints.mkdir()
-    run.policies.write_text("a file")
+def test_a_failed_save_does_not_hide_what_ended_the_run(run, caplog, monkeypatch):
+    def refuse(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("pirl.training.checkpoints.put_in_place", refuse)
 
     def train():
         with Checkpoints(run, CheckpointConfig()) as checkpoints:

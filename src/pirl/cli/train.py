@@ -49,6 +49,25 @@ class Train:
         """Do it; the return value is the exit code."""
         name = self.checked_name()
         config = self.resolve()
+        from pirl.training.hosts import find_hosts
+
+        hosts = find_hosts(config.hosts)
+        # Where it computes is no part of the run: whoever resumes it may be alone.
+        timeouts = dataclasses.replace(config.hosts, coordinator=None, processes=None, process_id=None)
+        config = dataclasses.replace(config, hosts=timeouts)
+        if hosts is not None:
+            from pirl.training.supervising import supervise
+
+            return supervise(hosts, config.hosts, lambda: self._train(config, name))
+        try:
+            return self._train(config, name)
+        except KeyboardInterrupt:
+            # The compiler goes on in its own threads, and does not survive the interpreter's end.
+            print("interrupted", file=sys.stderr, flush=True)
+            os._exit(130)
+
+    def _train(self, config: "RLTrainConfig", name: str) -> int:
+        """On the devices that there are, now that all processes know of each other."""
         import jax
 
         from pirl.config import check_config
@@ -60,12 +79,7 @@ class Train:
             return dry_run(config)
         from pirl.training.trainer import train
 
-        try:
-            return train(config, exp_name=name, resume=self.resume, overwrite=self.overwrite)
-        except KeyboardInterrupt:
-            # The compiler goes on in its own threads, and does not survive the interpreter's end.
-            print("interrupted", file=sys.stderr, flush=True)
-            os._exit(130)
+        return train(config, exp_name=name, resume=self.resume, overwrite=self.overwrite)
 
     def checked_name(self) -> str:
         """The name of the run, if it can be one."""
@@ -85,7 +99,7 @@ class Train:
 
     def _own_config(self) -> Path:
         """What a run that is resumed was begun with."""
-        runs = Path(dict(self.settings).get("runs_dir", "runs")).expanduser()
+        runs = Path(os.path.expanduser(dict(self.settings).get("runs_dir", "runs")))
         return runs / (self.exp_name or "") / "config.yaml" if self.resume else Path()
 
     def resolve(self) -> "RLTrainConfig":

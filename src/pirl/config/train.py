@@ -25,6 +25,22 @@ LEARNERS: dict[str, type[AgentConfig]] = {"bc": BCConfig, "acrlpd": ACRLPDConfig
 
 
 @dataclass(frozen=True)
+class HostsConfig:
+    """Several processes that train together, each started with the same command but for its number."""
+
+    coordinator: str | None = None
+    """Address of the first process, HOST:PORT (none: what the cluster says; see docs/scale.md)."""
+    processes: int | None = None
+    """Processes in all (none: what the cluster says, else one)."""
+    process_id: int | None = None
+    """Which of them this is, counted from 0 (none: what the cluster says)."""
+    connect_timeout: int = 300
+    """Seconds in which all of them have to be there."""
+    lost_timeout: int = 100
+    """Seconds without a sign of life after which a process counts as lost, and the others end."""
+
+
+@dataclass(frozen=True)
 class RLTrainConfig:
     """Everything that decides what a training run does, apart from its name."""
 
@@ -52,6 +68,8 @@ class RLTrainConfig:
     """When a run ends early."""
     health: HealthConfig = field(default_factory=HealthConfig)
     """What is done about updates that go wrong."""
+    hosts: HostsConfig = field(default_factory=HostsConfig)
+    """Several processes that train together."""
     checkpoint: str | None = None
     """OpenPI checkpoint directory to start from."""
     from_scratch: bool = False

@@ -140,12 +140,16 @@ class ReplayBuffer:
         """What must not change between a save and a resume; the content may."""
         return [self._seed]
 
+    def held(self) -> dict[str, int]:
+        """What is held now, as a state that is not promised to be kept."""
+        with self._lock:
+            oldest = self._episodes[0].serial if self._episodes else self._next_serial
+            return {"oldest": oldest, "next": self._next_serial, "episodes": self.num_episodes}
+
     def state(self) -> dict[str, int]:
         """What is held now, for a checkpoint; `restore` on the same directory brings it back."""
         with self._lock:
-            oldest = self._episodes[0].serial if self._episodes else self._next_serial
-            state = {"oldest": oldest, "next": self._next_serial, "episodes": self.num_episodes}
-            self._states = [*self._states[-1:], state]
+            self._states = [*self._states[-1:], self.held()]
             self._forget()
             return dict(self._states[-1])
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import jax
 import orbax.checkpoint as ocp
+from jax.experimental import multihost_utils
 
 import pirl
 from pirl.errors import CheckpointError
@@ -59,26 +60,58 @@ def save_checkpoint(
     style: Style = "released",
     overwrite: bool = False,
 ) -> Path:
-    """Write parameters, statistics (by asset id) and a description. The directory appears complete or not at all."""
-    if jax.process_count() > 1:
-        raise CheckpointError("checkpoints are written by single-process runs; this run has several processes.")
+    """Write parameters, statistics (by asset id) and a description. The directory appears complete or not at all.
+
+    Where there are several processes all of them have to call it, each for its part, on a file system they share.
+    """
     directory = Path(path).expanduser().resolve()
-    check_target(directory, overwrite)
-    for asset_id in norm_stats or {}:
-        if not asset_id or Path(asset_id).is_absolute() or ".." in Path(asset_id).parts:
-            raise CheckpointError(f"{asset_id!r} is no asset id: it has to name a directory inside assets/.")
-    suffix = "/value" if style == "trained" else ""
-    started = time.time_ns()
-    description = _describe(params, config, metadata or {})
+    if jax.process_index() == 0:
+        check_target(directory, overwrite)
+    writer = CheckpointWriter(params, config, norm_stats=norm_stats, metadata=metadata, style=style)
     with _appears_whole(directory) as partial:
         with quiet_orbax(), ocp.PyTreeCheckpointer() as checkpointer:
-            tree = {"params": nest({name + suffix: value for name, value in params.items()})}
-            checkpointer.save(partial / "params", args=ocp.args.PyTreeSave(tree))
-        for asset_id, stats in (norm_stats or {}).items():
-            write_norm_stats(partial / "assets" / asset_id / FILE_NAME, stats)
-        (partial / DESCRIPTION_FILE).write_text(description)
-        (partial / "_CHECKPOINT_METADATA").write_text(json.dumps(_step_metadata(started, bool(norm_stats))))
+            writer.save_arrays(partial, checkpointer)
+        if jax.process_index() == 0:
+            writer.complete(partial)
     return directory
+
+
+class CheckpointWriter:
+    """What a checkpoint consists of, checked before anything is written, so that little can fail afterwards."""
+
+    def __init__(
+        self,
+        params: Mapping[str, jax.Array],
+        config: Pi0Config | None,
+        *,
+        norm_stats: Mapping[str, Mapping[str, NormStats]] | None = None,
+        metadata: Mapping[str, Any] | None = None,
+        style: Style = "released",
+    ) -> None:
+        for asset_id in norm_stats or {}:
+            if not asset_id or Path(asset_id).is_absolute() or ".." in Path(asset_id).parts:
+                raise CheckpointError(f"{asset_id!r} is no asset id: it has to name a directory inside assets/.")
+        self._started = time.time_ns()
+        self._description = _describe(params, config, metadata or {})
+        self._norm_stats = norm_stats or {}
+        suffix = "/value" if style == "trained" else ""
+        self._tree: Any = {"params": nest({name + suffix: value for name, value in params.items()})}
+
+    def save_arrays(self, partial: Path, checkpointer: Any) -> None:
+        """Write the parameters into a directory that is there, by all processes; or begin to, as the checkpointer does.
+
+        What they are is forgotten then: they may be donated.
+        """
+        tree, self._tree = self._tree, None
+        checkpointer.save(partial / "params", args=ocp.args.PyTreeSave(tree))
+
+    def complete(self, partial: Path) -> None:
+        """Write what else there is, by one process, when the parameters are there."""
+        for asset_id, stats in self._norm_stats.items():
+            write_norm_stats(partial / "assets" / asset_id / FILE_NAME, stats)
+        (partial / DESCRIPTION_FILE).write_text(self._description)
+        about = _step_metadata(self._started, bool(self._norm_stats))
+        (partial / "_CHECKPOINT_METADATA").write_text(json.dumps(about))
 
 
 def check_target(directory: Path, overwrite: bool) -> None:
@@ -135,6 +168,10 @@ def _appears_whole(directory: Path) -> Iterator[Path]:
     A process that dies on the way leaves only hidden directories behind (with what was there before, should it die
     between taking that away and putting the new one in place); the next save to the same place sees to them.
     """
+    if jax.process_count() > 1:
+        with _appears_to_all(directory) as partial:
+            yield partial
+        return
     directory.parent.mkdir(parents=True, exist_ok=True)
     owner = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
     partial = directory.parent / f".{directory.name}.partial-{owner}"
@@ -150,6 +187,26 @@ def _appears_whole(directory: Path) -> Iterator[Path]:
         if replaced.exists() and not directory.exists():
             replaced.rename(directory)
         _remove(partial)
+
+
+@contextlib.contextmanager
+def _appears_to_all(directory: Path) -> Iterator[Path]:
+    """The same where several processes write into it: the first makes it and puts it in place, the others wait."""
+    partial = directory.parent / f".{directory.name}.partial-shared"
+    is_first = jax.process_index() == 0
+    if is_first:
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True)
+    multihost_utils.sync_global_devices(f"{partial} is there")
+    yield partial
+    multihost_utils.sync_global_devices(f"{partial} is complete")
+    if is_first:
+        replaced = directory.parent / f".{directory.name}.replaced"
+        if directory.exists():
+            directory.rename(replaced)
+        partial.rename(directory)
+        shutil.rmtree(replaced, ignore_errors=True)
+    multihost_utils.sync_global_devices(f"{directory} is there")
 
 
 def _remove(directory: Path, patience_s: float = 10.0) -> None:

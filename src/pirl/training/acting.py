@@ -1,7 +1,7 @@
 """Learners in environments: how they act, and whose success is measured."""
 
 from functools import partial
-from typing import TypeGuard
+from typing import Any, TypeGuard
 
 import jax
 from jaxtyping import Float, Key
@@ -14,6 +14,7 @@ from pirl.envs.planner import ChunkPlanner, PolicyPlanner
 from pirl.envs.pools import EnvPool
 from pirl.models import GuidedObservation, Observation
 from pirl.models.types import Array
+from pirl.training.sharding import copy_to_hosts
 
 
 def agent_planner(agent: Agent, policy_io: PolicyIO, pool: EnvPool) -> ChunkPlanner:
@@ -35,6 +36,23 @@ def evaluated_planner(agent: Agent, policy_io: PolicyIO, pool: EnvPool, config: 
     # As the checkpoint says of itself, so that it is measured as it will act elsewhere.
     guidance = agent.config.guidance_weight if _is_guided(agent) else 0.0
     return PolicyPlanner(agent.policy(), policy_io, batch_size=_batch_size(pool), guidance=guidance)
+
+
+def acting_copy(agent: Agent) -> Agent:
+    """The learner on the devices of each host alone, where there are several, so that one of them can act by itself.
+
+    All processes have to call it. What an optimiser remembers is no part of acting, and is left out.
+    """
+    if jax.process_count() == 1:
+        return agent
+    acting: Agent = copy_to_hosts(
+        jax.tree_util.tree_map_with_path(lambda path, leaf: None if _is_moment(path) else leaf, agent)
+    )
+    return acting
+
+
+def _is_moment(path: tuple[Any, ...]) -> bool:
+    return any(getattr(key, "name", "").endswith("moments") for key in path)
 
 
 def _is_guided(agent: Agent) -> TypeGuard[RIPTAgent]:

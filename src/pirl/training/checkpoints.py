@@ -2,28 +2,29 @@
 
 import concurrent.futures
 import contextlib
+import functools
 import gc
 import logging
 import math
-import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 import jax
-import numpy as np
 import orbax.checkpoint as ocp
 from jaxtyping import PyTree
 
 from pirl.config import CheckpointConfig
 from pirl.envs.evaluation import versions
-from pirl.errors import CheckpointError, ConfigError
-from pirl.interop import NormStats, save_checkpoint
+from pirl.errors import CheckpointError
+from pirl.interop import NormStats, check_target
 from pirl.interop.reading import quiet_orbax
+from pirl.interop.writing import CheckpointWriter
 from pirl.models import Pi0, get_parameters
 from pirl.models.parameters import nest
+from pirl.training.exchange import Exchange
 from pirl.training.records import (
     DamageError,
     check_files,
@@ -46,7 +47,8 @@ class Checkpoints:
 
     A save returns as soon as the arrays are copied; the rest happens in the background, one save at a time. The policy
     appears first, whole, then the state, in one rename: a state that is there has its policy, and a process that dies at
-    any moment leaves only hidden remains, which the next one removes.
+    any moment leaves only hidden remains, which the next one removes. With several processes each writes the arrays it
+    holds; when all have, the first one puts the whole in place.
 
     Kept are the newest `max_to_keep` steps and the multiples of `keep_period`, state and policy both, as OpenPI does, so
     that a run can go on from any of them; and the policy (not the state) of the step that was best by `best_metric`,
@@ -54,21 +56,18 @@ class Checkpoints:
     """
 
     def __init__(self, run: RunDirectory, config: CheckpointConfig) -> None:
-        try:
-            self._host = jax.local_devices(backend="cpu")[0]
-        except RuntimeError as error:
-            raise ConfigError(
-                "policies are saved from the host's memory, which JAX was told to leave out: add cpu to JAX_PLATFORMS, "
-                f"which is {os.environ.get('JAX_PLATFORMS')!r}."
-            ) from error
         self._run = run
         self._config = config
-        for directory in (run.states, run.policies):
-            sweep(directory)
-        record_best(run, config)
+        self._line, self._background_line = Exchange("checkpoints"), Exchange("checkpoints-background")
+        if self._line.is_first:
+            for directory in (run.states, run.policies):
+                sweep(directory)
+            record_best(run, config)
+        self._line.meet()  # nobody looks before it is swept
         self._quiet = contextlib.ExitStack()
         self._quiet.enter_context(quiet_orbax())
         self._checkpointer = ocp.AsyncCheckpointer(ocp.PyTreeCheckpointHandler())
+        self._policy_checkpointer = ocp.AsyncCheckpointer(ocp.PyTreeCheckpointHandler())
         self._background = concurrent.futures.ThreadPoolExecutor(1, "checkpoints")
         self._pending: concurrent.futures.Future[None] | None = None
 
@@ -92,34 +91,52 @@ class Checkpoints:
         leaves = named_leaves(state)
         record = make_record(leaves, {**known, "host": dict(host), "metadata": dict(metadata), "versions": versions()})
         description = {**record["metadata"], **known}
-        partial = self._run.states / f".{step}.partial"
+        partials = [directory / f".{step}.partial" for directory in (self._run.states, self._run.policies)]
         try:
-            parameters = self._copy_to_host(get_parameters(policy))
-            shutil.rmtree(partial, ignore_errors=True)
-            partial.mkdir(parents=True)
-            self._checkpointer.save(partial / _ARRAYS, args=ocp.args.PyTreeSave(nest(leaves)))
+            writer = CheckpointWriter(
+                get_parameters(policy), policy.config, norm_stats=norm_stats, metadata=description
+            )
+            if self._line.is_first:
+                check_target(self._run.policies / str(step), overwrite=True)
+                for partial in partials:
+                    shutil.rmtree(partial, ignore_errors=True)
+                    partial.mkdir(parents=True)
+            self._line.meet()  # nobody writes into what is not there
+            self._checkpointer.save(partials[0] / _ARRAYS, args=ocp.args.PyTreeSave(nest(leaves)))
+            writer.save_arrays(partials[1], self._policy_checkpointer)
         except Exception as error:
-            raise self._failure(step, partial, in_one_line(error)) from error
+            raise self._failure(step, partials, in_one_line(error)) from error
+
+        def place_policy() -> None:
+            writer.complete(partials[1])
+            put_in_place(partials[1], self._run.policies / str(step))
+
+        def place_state() -> None:
+            write_record(partials[0], record)
+            put_in_place(partials[0], self._run.states / str(step))
+            record_best(self._run, self._config)
+            make_room(self._run, self._config, step)
 
         def finish() -> None:
-            try:
-                place = self._run.policies / str(step)
-                save_checkpoint(
-                    place, parameters, policy.config, norm_stats=norm_stats, metadata=description, overwrite=True
-                )
-                self._checkpointer.wait_until_finished()
-                write_record(partial, record)
-                put_in_place(partial, self._run.states / str(step))
-                record_best(self._run, self._config)
-                make_room(self._run, self._config, step)
-                return
-            except Exception as error:
-                _logger.debug("the checkpoint of step %d failed", step, exc_info=True)
-                reason = in_one_line(error)
-            # Not from the error: its frames hold Orbax's other failed writes, which complain when they go.
-            raise self._failure(step, partial, reason)
+            line = self._background_line
+            for checkpointer, place in ((self._policy_checkpointer, place_policy), (self._checkpointer, place_state)):
+                reasons = line.gather(self._attempt(step, checkpointer.wait_until_finished))
+                if not any(reasons):
+                    reasons = [line.share(functools.partial(self._attempt, step, place))]
+                if reason := next(filter(None, reasons), None):
+                    # Not from the error: its frames hold Orbax's other failed writes, which complain when they go.
+                    raise self._failure(step, partials, reason)
 
         self._pending = self._background.submit(finish)
+
+    def _attempt(self, step: int, work: Callable[[], None]) -> str | None:
+        """Do a part of a save; returns why it failed."""
+        try:
+            work()
+            return None
+        except Exception as error:
+            _logger.debug("the checkpoint of step %d failed", step, exc_info=True)
+            return in_one_line(error)
 
     def wait(self) -> None:
         """Until the last save is complete. Raises what went wrong in it; older checkpoints are still there then."""
@@ -146,6 +163,7 @@ class Checkpoints:
         failures = []
         for candidate in reversed(saved) if step is None else [step]:
             try:
+                self._agree_that_it_is_whole(self._run.states / str(candidate))
                 return (*read_state(self._run.states / str(candidate), like, self._checkpointer), candidate)
             except DamageError as damage:
                 failures.append(f"{self._run.states / str(candidate)} is damaged: {damage}")
@@ -156,10 +174,22 @@ class Checkpoints:
             f"no checkpoint could be restored:{listing}\nPut one back from a copy, or begin again (--overwrite)."
         )
 
+    def _agree_that_it_is_whole(self, directory: Path) -> None:
+        """Raise a DamageError on all hosts if one of them cannot see all of it: reading it is something all do."""
+        damage = None
+        try:
+            check_files(directory, read_record(directory))
+        except DamageError as error:
+            damage = str(error)
+        if found := next(filter(None, self._line.gather(damage)), None):
+            raise DamageError(found)
+
     def discard_after(self, step: int) -> None:
         """Delete all checkpoints of later steps but for the best policy: the run goes another way from there."""
         self.wait()
-        discard_after(self._run, step)
+        if self._line.is_first:
+            discard_after(self._run, step)
+        self._line.meet()
 
     def close(self) -> None:
         """Finish what is being saved, and let go. Raises what went wrong in it."""
@@ -168,6 +198,7 @@ class Checkpoints:
         finally:
             self._background.shutdown()
             self._checkpointer.close()
+            self._policy_checkpointer.close()
             self._quiet.close()
 
     def __enter__(self) -> "Checkpoints":
@@ -183,18 +214,14 @@ class Checkpoints:
                 raise
             _logger.error("%s", failure)  # what ended the run matters more
 
-    def _copy_to_host(self, parameters: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
-        """Copies that donation cannot reach: of an array on the CPU, NumPy would else show the same memory."""
-        for value in parameters.values():
-            value.copy_to_host_async()
-        return {name: jax.device_put(np.array(value), self._host) for name, value in parameters.items()}
-
-    def _failure(self, step: int, partial: Path, reason: str) -> CheckpointError:
+    def _failure(self, step: int, partials: Sequence[Path], reason: str) -> CheckpointError:
         """What to say about a save that failed, with its remains removed."""
-        with contextlib.suppress(Exception):  # the arrays may still be on their way, and fail for the same reason
-            self._checkpointer.wait_until_finished()
+        for checkpointer in (self._checkpointer, self._policy_checkpointer):
+            with contextlib.suppress(Exception):  # the arrays may still be on their way, and fail for the same reason
+                checkpointer.wait_until_finished()
         gc.collect()
-        shutil.rmtree(partial, ignore_errors=True)
+        for partial in partials:
+            shutil.rmtree(partial, ignore_errors=True)
         newest = self.latest()
         older = "There is no other one" if newest is None else f"The newest that is whole is that of step {newest}"
         return CheckpointError(

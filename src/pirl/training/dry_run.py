@@ -65,9 +65,13 @@ def state_bytes(agent: Agent) -> dict[str, int]:
     """Bytes of the learner's state by what they are for, all devices together (a replicated array counted once)."""
     found = dict.fromkeys((*_KINDS.values(), "critics"), 0)
     for name, leaf in named_leaves(agent).items():
-        kind = next((kind for start, kind in _KINDS.items() if name.startswith(start)), "critics")
-        found[kind] += leaf.size * leaf.dtype.itemsize
+        found[kind_of(name)] += leaf.size * leaf.dtype.itemsize
     return {kind: size for kind, size in found.items() if size}
+
+
+def kind_of(name: str) -> str:
+    """What an array of the learner is for, by its path."""
+    return next((kind for start, kind in _KINDS.items() if name.startswith(start)), "critics")
 
 
 def peak_bytes(compiled: jax.stages.Compiled) -> int:

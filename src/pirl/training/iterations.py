@@ -48,21 +48,27 @@ class Iterations:
     def __init__(
         self,
         setup: Setup,
-        pool: EnvPool,
+        pool: EnvPool | None,
         replay: ReplayBuffer,
         run: RunDirectory,
         demonstrations: DatasetSource | None = None,
         branch: Callable[[], int] = lambda: 0,
     ) -> None:
-        """`branch` says how often the run has been rolled back: each time it goes on with other rollouts."""
+        """`branch` says how often the run has been rolled back: each time it goes on with other rollouts.
+
+        Without environments it is another host that collects.
+        """
         assert isinstance(setup.config.agent, RIPTConfig)
         self._setup, self._agent_config, self._config = setup, setup.config.agent, setup.config.rollout
-        self._pool, self._replay, self._demonstrations = pool, replay, demonstrations
-        self._branch = branch
-        self._curriculum = Curriculum(self._config.curriculum, pool.description, self._config.seed)
-        self._dataset = RolloutDataset(run.rollouts, pool.description) if self._config.save_dataset else None
-        self._films = Films(run.videos, pool.description) if self._config.videos_every else None
-        self._probe = DriftProbe(run.path / "drift_probe.npz", setup)
+        self._replay, self._demonstrations, self._branch = replay, demonstrations, branch
+        self._pool: Any = pool
+        self._curriculum: Any = None
+        self._dataset = self._films = None
+        if pool is not None:
+            self._curriculum = Curriculum(self._config.curriculum, pool.description, self._config.seed)
+            self._dataset = RolloutDataset(run.rollouts, pool.description) if self._config.save_dataset else None
+            self._films = Films(run.videos, pool.description) if self._config.videos_every else None
+        self._probe = DriftProbe(run.path / "drift_probe.npz", setup.here)
         self._counts = {"rounds": 0, "barren": 0, "env_steps": 0, "episodes": 0, "lost": 0, "updates": 0, "made": 0}
         self._attempts = _Attempts()
         self._plan: BatchPlan | None = None
@@ -133,7 +139,7 @@ class Iterations:
         """The next batch."""
         self._counts["made"] += 1
         self._counts["updates"] += 1
-        return [self._batch(self._counts["made"] - 1, self._counts["updates"] - 1)]
+        return [self._batch(self._counts["made"] - 1, self._counts["updates"] - 1, self._setup.share)]
 
     def conclude(self, agent: Agent, loss: float | None) -> Told:
         """How far the policy has moved from where it began, and how it does now where it has learned."""
@@ -157,11 +163,18 @@ class Iterations:
 
     def state(self) -> dict[str, Any]:
         """For a checkpoint."""
+        return self._described(self._replay.state())
+
+    def shown(self) -> dict[str, Any]:
+        """For other hosts."""
+        return self._described(self._replay.held())
+
+    def _described(self, replay: dict[str, int]) -> dict[str, Any]:
         attempts = self._attempts
         return {
             "counts": dict(self._counts),
-            "replay": self._replay.state(),
-            "curriculum": self._curriculum.state(),
+            "replay": replay,
+            "curriculum": None if self._curriculum is None else self._curriculum.state(),
             "branch": self._branch(),
             "dataset": None if self._dataset is None else self._dataset.episodes,
             "attempts": {
@@ -176,7 +189,8 @@ class Iterations:
         """Go on from a checkpoint, within an iteration too."""
         self._counts = {name: int(value) for name, value in state["counts"].items()}
         self._replay.restore(state["replay"])
-        self._curriculum.restore(state["curriculum"])
+        if self._curriculum is not None:
+            self._curriculum.restore(state["curriculum"])
         if self._dataset is not None:
             # Other attempts follow where the run has gone back since, or has not written them so far.
             is_repeated = state["branch"] == self._branch()
@@ -274,20 +288,22 @@ class Iterations:
         return np.array(self._attempts.advantages, np.float32)
 
     def _first_batch(self) -> RolloutBatch:
-        return self._batch(0, 0)
+        """The whole of it: what is looked at there, one host looks at."""
+        return self._batch(0, 0, slice(0, self._setup.config.batch_size))
 
-    def _batch(self, number: int, position: int) -> RolloutBatch:
+    def _batch(self, number: int, position: int, share: slice) -> RolloutBatch:
+        """The part of a batch that has these places in it."""
         assert self._plan is not None
         setup, demonstrations = self._setup, None
         if self._demonstrations is not None:
-            size = setup.config.batch_size
-            chosen = self._demonstrations.stream.take(position * size, size)
+            first = position * setup.config.batch_size + share.start
+            chosen = self._demonstrations.stream.take(first, share.stop - share.start)
             demonstrations = Rows(self._demonstrations.trajectories, chosen)
         return cut_batch(
             self._agent_config,
-            Rows(self._replay.trajectories, self._plan.rows[number]),
+            Rows(self._replay.trajectories, self._plan.rows[number, share]),
             self._advantages(),
-            self._plan.included[number],
+            self._plan.included[number, share],
             setup.shape,
             setup.policy_io,
             demonstrations,

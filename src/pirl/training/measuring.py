@@ -14,7 +14,8 @@ from pirl.envs.pools import EnvPool
 from pirl.envs.rollouts import make_starts
 from pirl.envs.video import write_films
 from pirl.files import write_file
-from pirl.training.acting import evaluated_planner
+from pirl.training.acting import acting_copy, evaluated_planner
+from pirl.training.exchange import Exchange
 from pirl.training.run import RunDirectory
 from pirl.training.setup import Setup
 from pirl.training.writers import Number
@@ -32,6 +33,20 @@ def measure_losses(setup: Setup, validate: Any, agent: Agent) -> dict[str, Numbe
             found.append(validate(agent, next(loader), key))
     found = jax.device_get(found)
     return {f"val/{name}": float(np.mean([metrics[name] for metrics in found])) for name in found[0]}
+
+
+def measure_success_once(
+    setup: Setup, agent: Agent, pool: EnvPool | None, run: RunDirectory, step: int, line: Exchange
+) -> tuple[dict[str, Number], str]:
+    """The same for all hosts: the first one measures it."""
+    here = acting_copy(agent)
+
+    def measure() -> tuple[dict[str, Number], str]:
+        assert pool is not None
+        return measure_success(setup, here, pool, run, step)
+
+    values, summary = line.share(measure)
+    return values, summary
 
 
 def measure_success(

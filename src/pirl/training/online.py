@@ -34,14 +34,14 @@ class OnlinePractice:
         self,
         config: OnlineConfig,
         outcomes: OutcomeConfig,
-        pool: EnvPool,
+        pool: EnvPool | None,
         replay: ReplayBuffer,
         sampler: ChunkSampler,
         *,
         policy_io: PolicyIO,
         execute_steps: int,
     ):
-        """`sampler` mixes prior data with what is in `replay`."""
+        """`sampler` mixes prior data with what is in `replay`. Without environments another host has to collect."""
         self._config, self._outcomes, self._policy_io = config, outcomes, policy_io
         self._pool, self._replay, self._sampler, self._execute_steps = pool, replay, sampler, execute_steps
         self._counts = {"rounds": 0, "barren": 0, "env_steps": 0, "episodes": 0, "lost": 0, "updates": 0}
@@ -75,6 +75,7 @@ class OnlinePractice:
 
     def collect(self, agent: Agent) -> Told:
         """One round of episodes."""
+        assert self._pool is not None
         planner = practice_planner(agent, self._policy_io, self._pool)
         count, first = self._config.episodes_per_round, self._counts["rounds"] * self._config.episodes_per_round
         starts = make_starts(self._pool.description, first + count, self._config.seed)[first:]
@@ -109,6 +110,10 @@ class OnlinePractice:
     def state(self) -> dict[str, Any]:
         """For a checkpoint."""
         return {"counts": dict(self._counts), "replay": self._replay.state()}
+
+    def shown(self) -> dict[str, Any]:
+        """For other hosts."""
+        return {"counts": dict(self._counts), "replay": self._replay.held()}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go on from a checkpoint: episodes that came later are forgotten."""

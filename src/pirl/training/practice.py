@@ -61,6 +61,10 @@ class Practice(Protocol):
         """For a checkpoint."""
         ...
 
+    def shown(self) -> dict[str, Any]:
+        """For other hosts, which restore it as from a checkpoint; it is not kept for later."""
+        ...
+
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go on from a checkpoint."""
         ...

@@ -2,6 +2,8 @@
 
 from collections.abc import Callable
 
+import jax
+
 from pirl.agents.ript import RIPTConfig
 from pirl.config import RLTrainConfig
 from pirl.data import ReplayBuffer
@@ -11,11 +13,12 @@ from pirl.training.online import OnlinePractice
 from pirl.training.practice import Practice
 from pirl.training.run import RunDirectory
 from pirl.training.setup import Setup
+from pirl.training.shared_practice import FollowedReplay, SharedPractice
 
 
 def open_environments(config: RLTrainConfig) -> EnvPool | None:
-    """The environments of a run, if it needs any."""
-    if config.env is None or not (config.evaluation.every or config.practises):
+    """The environments of a run, if it needs any: the first of several hosts has them."""
+    if config.env is None or not (config.evaluation.every or config.practises) or jax.process_index() > 0:
         return None
     size = config.evaluation.envs or default_size(config.env)
     return open_pool(
@@ -34,19 +37,24 @@ def make_practice(
     config = setup.config
     if not config.practises:
         return None
-    assert pool is not None
     capacity = config.rollout.capacity if config.goes_by_iterations else config.online.capacity
-    replay = ReplayBuffer(capacity, setup.policy_io, seed=config.seed, directory=run.replay)
-    if is_new and replay.num_episodes:
-        # Killed before its first checkpoint: practice begins anew.
-        replay.restore({"oldest": 0, "next": 0, "episodes": 0})
-    if not isinstance(config.agent, RIPTConfig):
-        return _online(setup, pool, replay)
-    demonstrations = setup.source(config.seed) if config.agent.bc_loss_weight > 0 else None
-    return Iterations(setup, pool, replay, run, demonstrations, branch)
+    if pool is None:
+        replay: ReplayBuffer = FollowedReplay(capacity, setup.policy_io, config.seed, run.replay)
+    else:
+        replay = ReplayBuffer(capacity, setup.policy_io, seed=config.seed, directory=run.replay)
+        if is_new and replay.num_episodes:
+            # Killed before its first checkpoint: practice begins anew.
+            replay.restore({"oldest": 0, "next": 0, "episodes": 0})
+    practice: Practice
+    if isinstance(config.agent, RIPTConfig):
+        demonstrations = setup.source(config.seed) if config.agent.bc_loss_weight > 0 else None
+        practice = Iterations(setup, pool, replay, run, demonstrations, branch)
+    else:
+        practice = _online(setup, pool, replay)
+    return practice if jax.process_count() == 1 else SharedPractice(practice)
 
 
-def _online(setup: Setup, pool: EnvPool, replay: ReplayBuffer) -> Practice:
+def _online(setup: Setup, pool: EnvPool | None, replay: ReplayBuffer) -> Practice:
     config, prior = setup.config, setup.config.online.prior_ratio
     # Another order than offline, so that it does not begin with the same chunks again.
     sources = [setup.source(config.seed + 1)] if prior > 0 else []

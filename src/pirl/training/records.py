@@ -42,19 +42,26 @@ def write_record(directory: Path, record: Mapping[str, Any]) -> None:
 def read_record(directory: Path) -> dict[str, Any]:
     """Read it, or raise a DamageError."""
     try:
-        return dict(json.loads((directory / FILE_NAME).read_text()))
-    except (OSError, ValueError) as error:
+        record = json.loads((directory / FILE_NAME).read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
         raise DamageError(f"{FILE_NAME} cannot be read ({in_one_line(error)})") from error
+    if not isinstance(record, dict) or not all(isinstance(record.get(key), dict) for key in ("files", "leaves")):
+        raise DamageError(f"{FILE_NAME} does not say which files and arrays there should be")
+    return record
 
 
 def check_files(directory: Path, record: Mapping[str, Any]) -> None:
     """Raise a DamageError if a file is missing or of another size."""
     for name, size in record["files"].items():
         file = directory / name
-        if not file.is_file():
+        try:
+            found = file.stat().st_size if file.is_file() else None
+        except OSError as error:  # a name too long, say
+            raise DamageError(f"{name:.60} cannot be looked at ({in_one_line(error)})") from error
+        if found is None:
             raise DamageError(f"{name} is missing")
-        if file.stat().st_size != size:
-            raise DamageError(f"{name} has {file.stat().st_size} bytes instead of {size}")
+        if found != size:
+            raise DamageError(f"{name} has {found} bytes instead of {size}")
 
 
 def check_leaves(directory: Path, record: Mapping[str, Any], leaves: Mapping[str, Any]) -> None:
@@ -64,7 +71,7 @@ def check_leaves(directory: Path, record: Mapping[str, Any], leaves: Mapping[str
         *(f"{name}: not in the checkpoint" for name in sorted(wanted.keys() - saved.keys())),
         *(f"{name}: only in the checkpoint" for name in sorted(saved.keys() - wanted.keys())),
         *(
-            f"{name}: {saved[name][1]}{saved[name][0]} in the checkpoint, {leaf[1]}{leaf[0]} in the run"
+            f"{name}: {_in_words(saved[name])} in the checkpoint, {_in_words(leaf)} in the run"
             for name, leaf in wanted.items()
             if name in saved and saved[name] != leaf
         ),
@@ -81,6 +88,10 @@ def in_one_line(error: BaseException) -> str:
     """The message without what follows its first line."""
     lines = str(error).strip().splitlines()
     return lines[0][:300] if lines else type(error).__name__
+
+
+def _in_words(leaf: Any) -> str:
+    return f"{leaf[1]}{leaf[0]}" if isinstance(leaf, list) and len(leaf) == 2 else f"{leaf!r:.60}"
 
 
 def _describe(leaves: Mapping[str, Any]) -> dict[str, list[Any]]:

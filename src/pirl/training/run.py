@@ -14,6 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from pirl.config import parse_config, to_plain
 from pirl.envs.evaluation import versions
 from pirl.errors import ConfigError
 from pirl.files import write_file, writing
@@ -38,6 +39,8 @@ FREE_ON_RESUME = (
     "rollout.videos_every",
     "rollout.max_barren",
     "fsdp_devices",
+    "hosts",
+    "model.remat",
     "data.prefetch",
     "evaluation.videos",
     "evaluation.timeout",
@@ -54,10 +57,10 @@ _logger = logging.getLogger(__name__)
 class RunDirectory:
     """An open run. Others are kept out until it is closed, or until the process ends in whatever way."""
 
-    def __init__(self, path: Path, lock: int, metadata: dict[str, Any]) -> None:
+    def __init__(self, path: Path, lock: int | None, metadata: dict[str, Any]) -> None:
         """Use `open`, which makes or finds the directory and takes its lock."""
         self.path = path
-        self._lock: int | None = lock
+        self._lock = lock
         self._metadata = metadata
 
     @classmethod
@@ -67,7 +70,7 @@ class RunDirectory:
         """Begin a run, or open one again to go on with it. `config` as plain data; `config_text` becomes config.yaml."""
         if resume and overwrite:
             raise ConfigError("--resume goes on with a run and --overwrite deletes it: give one of them.")
-        path = directory.expanduser().resolve()
+        path = Path(os.path.expanduser(directory)).resolve()
         _refuse_foreign(path)
         # A process that died just after it took the lock has begun a run, though it had not come to write anything.
         if resume and not (path / LOCK_FILE).exists() and not _is_run(path):
@@ -206,7 +209,7 @@ def _prepare(path: Path, config: dict[str, Any], config_text: str, resume: bool,
     command = shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
     if exists and resume:
         metadata = _read_metadata(path)
-        _refuse_other_config(path, metadata["config"], config)
+        _refuse_other_config(path, _as_today(metadata["config"]), config)
         entry = {"time": now, "step": reached, "command": command, "versions": versions()}
         metadata |= {"resumed": [*metadata["resumed"], entry], "config": config}
     elif exists and not overwrite:
@@ -279,7 +282,7 @@ def _read_metadata(path: Path) -> dict[str, Any]:
         if isinstance(metadata["config"], dict) and isinstance(metadata["resumed"], list):
             return dict(metadata)
         reason = "its config or resumed is not what it should be"
-    except (OSError, ValueError, TypeError) as error:
+    except (OSError, ValueError, TypeError, RecursionError) as error:
         reason = str(error)
     except KeyError as error:
         reason = f"it has no {error}"
@@ -291,6 +294,14 @@ def _read_metadata(path: Path) -> dict[str, Any]:
 
 def _write_metadata(path: Path, metadata: Mapping[str, Any]) -> None:
     write_file(path / "metadata.json", json.dumps(metadata, indent=2, default=str) + "\n")
+
+
+def _as_today(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The configuration of a run that an earlier version began: what that did not know of is as it was, the default."""
+    try:
+        return to_plain(parse_config(json.dumps(config)))
+    except ConfigError:  # its fields are not of today; then they are compared as they are
+        return config
 
 
 def _refuse_other_config(path: Path, old: Mapping[str, Any], new: Mapping[str, Any]) -> None:

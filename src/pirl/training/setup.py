@@ -2,7 +2,8 @@
 
 import hashlib
 import warnings
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from pirl.agents.acrlpd import ACRLPDAgent, ACRLPDConfig
 from pirl.agents.base import Agent
 from pirl.agents.bc import BCAgent
 from pirl.agents.ript import RIPTAgent, RIPTConfig
-from pirl.config import RLTrainConfig, check_data
+from pirl.config import RLTrainConfig, check_data, to_plain
 from pirl.data import (
     AnchorStream,
     ChunkSampler,
@@ -24,6 +25,7 @@ from pirl.data import (
     Dataset,
     DatasetSource,
     FrameCacheConfig,
+    Loader,
     PolicyIO,
     Trajectories,
     dataset_norm_stats,
@@ -34,10 +36,10 @@ from pirl.data import (
 )
 from pirl.envs.planner import check_policy, find_policy
 from pirl.envs.pools import EnvPool
-from pirl.errors import ConfigError, did_you_mean
+from pirl.errors import ConfigError, DataError, did_you_mean
 from pirl.interop import NormStats, load_policy, open_checkpoint
 from pirl.models import Pi0, Tokenizer, abstract_model, create_model
-from pirl.training.sharding import ParameterSharding, make_mesh
+from pirl.training.sharding import ParameterSharding, make_host_mesh, make_mesh
 
 
 @dataclass(frozen=True)
@@ -81,6 +83,33 @@ class Setup:
             process_index=jax.process_index(),
             process_count=jax.process_count(),
         )
+
+    @property
+    def share(self) -> slice:
+        """The places of a batch that this process fills."""
+        size = self.config.batch_size // jax.process_count()
+        return slice(jax.process_index() * size, (jax.process_index() + 1) * size)
+
+    @property
+    def here(self) -> "Setup":
+        """The same where this process computes by itself: on its own devices."""
+        return self if jax.process_count() == 1 else replace(self, mesh=make_host_mesh())
+
+    def open_loader(self, state: Mapping[str, Any] | None) -> Loader:
+        """The batches of offline updates on the devices, from the beginning or from a saved state on."""
+        sampler = self.sampler([self.source(self.config.seed)])
+        if state is not None:
+            sampler.restore(state)
+        return Loader(sampler, sharding=self.batch_sharding(), prefetch=self.config.data.prefetch)
+
+    def place(self, batches: list[Any]) -> Any:
+        """This process's share of a batch on the devices, or of several, stacked."""
+        several = len(batches) > 1
+        batch = jax.tree.map(lambda *leaves: np.stack(leaves), *batches) if several else batches[0]
+        sharding = self.batch_sharding(stacked=several)
+        if sharding is None:
+            return jax.device_put(batch)
+        return jax.tree.map(partial(jax.make_array_from_process_local_data, sharding), batch)
 
     def batch_sharding(self, *, stacked: bool = False) -> NamedSharding | None:
         """Batches are spread over all devices; stacked ones along their second axis. One device needs no telling."""
@@ -130,6 +159,30 @@ def data_identity(setup: Setup) -> dict[str, Any] | None:
     for array in (data.states, data.actions, data.rewards, data.terminals, data.ends, data.success):
         digest.update(np.ascontiguousarray(array).tobytes())
     return {"episodes": len(data.ends), "frames": len(data.rewards), "content": digest.hexdigest()}
+
+
+def refuse_other_data(name: str | None, before: dict[str, Any] | None, now: dict[str, Any] | None) -> None:
+    """Raise if the data are not those that a run began with, by their identities."""
+    if before is not None and now is not None and now != before:
+        raise DataError(
+            f"{name} is not the dataset that this run began with: it had {before['episodes']} "
+            f"episodes ({before['frames']} frames) then, and has {now['episodes']} ({now['frames']}) now, or other "
+            "values, rewards or labels. Put it back, or begin another run (--exp-name) from the policy of this one "
+            "(--checkpoint)."
+        )
+
+
+def describe_policy(setup: Setup, agent: Agent) -> dict[str, Any]:
+    """What is written beside a policy, for whoever uses it."""
+    config = setup.config
+    about: dict[str, Any] = {
+        "config": to_plain(config),
+        "robot": setup.policy_io.robot.to_dict(),
+        "parameter_counts": agent.parameter_counts(),
+    }
+    if isinstance(config.agent, RIPTConfig) and config.agent.weighting == "guidance":
+        about["guidance"] = config.agent.guidance_weight
+    return about
 
 
 def hold_out(
@@ -185,7 +238,9 @@ def agent_shapes(setup: Setup) -> Agent:
 def agent_sharding(setup: Setup) -> Any:
     """Where each array of the learner lies."""
     rule = ParameterSharding(setup.mesh)
-    return jax.tree.map(lambda leaf: rule("", leaf), _shapes(setup))
+    return jax.tree_util.tree_map_with_path(
+        lambda path, leaf: rule(jax.tree_util.keystr(path, simple=True, separator="/"), leaf), _shapes(setup)
+    )
 
 
 def _shapes(setup: Setup) -> Agent:

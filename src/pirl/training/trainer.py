@@ -3,28 +3,42 @@
 import contextlib
 import functools
 from collections.abc import Iterator
+from signal import Signals
 from typing import Any
 
 import jax
 import numpy as np
 
 from pirl.agents.base import Metrics
-from pirl.agents.ript import RIPTConfig
 from pirl.config import RLTrainConfig, format_config, to_plain
 from pirl.data import Loader
-from pirl.errors import DataError, TrainingError, UserError
+from pirl.errors import TrainingError, UserError
 from pirl.training.checkpoints import Checkpoints
 from pirl.training.compiling import use_compilation_cache
 from pirl.training.display import Display, Stopwatch
+from pirl.training.exchange import Exchange, Requests
+from pirl.training.following import open_display, open_log, open_run
 from pirl.training.health import EarlyStopping, Health, StopSignal
 from pirl.training.iteration_health import IterationHealth, Problem
-from pirl.training.measuring import measure_losses, measure_success
-from pirl.training.metrics import MetricsLog
+from pirl.training.measuring import measure_losses, measure_success_once
+from pirl.training.memory import MemoryMonitor
 from pirl.training.practice import Told
 from pirl.training.practising import make_practice, open_environments
-from pirl.training.run import RunDirectory, saved_steps
-from pirl.training.setup import Setup, agent_shapes, check_env, create_agent, data_identity, set_up
-from pirl.training.updates import compile_updates
+from pirl.training.rollbacks import Rollbacks
+from pirl.training.run import RunDirectory
+from pirl.training.setup import (
+    Setup,
+    agent_shapes,
+    check_env,
+    create_agent,
+    data_identity,
+    describe_policy,
+    refuse_other_data,
+    set_up,
+)
+from pirl.training.sharding import own_rows
+from pirl.training.updates import compile_updates, update_keys
+from pirl.training.words import Ending, closing_words, opening_words
 from pirl.training.writers import Number, check_trackers
 
 
@@ -40,12 +54,13 @@ def train(
     use_compilation_cache()
     directory = config.runs_dir / exp_name
     plain = to_plain(config)
-    with RunDirectory.open(
-        directory, plain, resume=resume, overwrite=overwrite, config_text=format_config(config)
-    ) as run:
+    begin = functools.partial(
+        RunDirectory.open, directory, plain, resume=resume, overwrite=overwrite, config_text=format_config(config)
+    )
+    with open_run(begin) as run:
         try:
-            setup = set_up(config)
-            display = _make_display(config, exp_name, run)
+            setup = set_up(config, progress=jax.process_index() == 0)
+            display = open_display(config, exp_name, run)
             with display, Trainer(setup, run, display) as trainer:
                 return trainer.run()
         except UserError:
@@ -59,7 +74,10 @@ class Trainer:
     def __init__(self, setup: Setup, run: RunDirectory, display: Display):
         self._setup, self._run, self._config, self._display = setup, run, setup.config, display
         config = self._config
-        self._stopwatch = Stopwatch()
+        self._line, self._stop_requests = Exchange("trainer"), Requests("stop")
+        self._is_interrupted = False
+        self._stopwatch, self._memory = Stopwatch(), MemoryMonitor()
+        self._remembered = self._memory.take("data")
         self._compiled: set[str] = set()
         self._data_identity = data_identity(setup)
         self._measured: dict[str, Number] = {}
@@ -80,7 +98,8 @@ class Trainer:
             if self._pool is not None:
                 self._open.enter_context(self._pool)
                 check_env(setup, self._pool)
-            self._practice = make_practice(setup, self._pool, run, is_new=is_new, branch=lambda: len(self._rollbacks))
+            self._rollbacks = Rollbacks(config, run, self._checkpoints)
+            self._practice = make_practice(setup, self._pool, run, is_new=is_new, branch=self._rollbacks.__len__)
             if self._practice is not None:
                 self._open.callback(self._practice.close)
             if is_new:
@@ -89,13 +108,13 @@ class Trainer:
                 self._take_positions(None)
             else:
                 saved = self._restore()
-                self._refuse_other_data(saved["data"])
+                refuse_other_data(config.data.repo_id, saved["data"], self._data_identity)
+            self._remembered |= self._memory.take("learner")
             self._first_step, self._began_at = self._step, (self._step, self._clock())
             self._sampler_state = None if saved is None else saved["sampler"]
             self._loader = self._open_loader()
-            self._log = self._open.enter_context(
-                MetricsLog(run.path, config.logging, None if saved is None else saved["log"], to_plain(config))
-            )
+            position = None if saved is None else saved["log"]
+            self._log = self._open.enter_context(open_log(config, run, position, to_plain(config)))
         except BaseException:
             self._open.close()
             raise
@@ -106,18 +125,20 @@ class Trainer:
 
     def run(self) -> int:
         """Until everything is learned, nothing improves any more, or somebody says stop."""
-        self._say_hello()
+        for words in opening_words(self._agent, self._log.hints, self._step):
+            self._display.say(words)
         self._stop_early = self._was_stopped()
         if self._config.goes_by_iterations and self._checkpoints.latest() is None:
             self._save()  # something to go back to
         with StopSignal(self._display.note) as signal:
-            while not (self._is_over() or self._stop_early or signal.requested):
+            while not (self._is_over() or self._stop_early or self._is_stopped(signal)):
                 if not self._is_offline() and not self._practise():
                     continue
                 batch, count = self._next_batch()
                 update, what = (self._update, "the update") if count == 1 else (self._updates, f"{count} updates")
                 with self._compiling(what), self._stopwatch("update"):
-                    self._agent, metrics = update(self._agent, batch, self._keys(count))
+                    keys = update_keys(self._config.seed, len(self._rollbacks), self._step, count)
+                    self._agent, metrics = update(self._agent, batch, keys)
                 before, self._step = self._step, self._step + count
                 self._log.add(metrics)
                 if not self._is_sound(metrics, batch):
@@ -132,7 +153,7 @@ class Trainer:
                 if self._due(self._config.checkpoints.every) and not is_last:
                     self._save()
                 self._looked_at = self._clock()
-            self._finish(signal)
+            self._finish()
         return signal.exit_code
 
     def _is_offline(self) -> bool:
@@ -141,6 +162,14 @@ class Trainer:
 
     def _is_over(self) -> bool:
         return not self._is_offline() and (self._practice is None or self._practice.is_over)
+
+    def _is_stopped(self, signal: StopSignal) -> bool:
+        """Whether somebody has told this process or another one to stop: all of them hear it at the same step."""
+        heard = self._stop_requests.heard(signal.received)
+        if heard is not None:
+            signal.received = Signals(heard)
+        self._is_interrupted = heard is not None
+        return self._is_interrupted
 
     def _was_stopped(self) -> bool:
         """Whether the run that is resumed had ended because nothing improved."""
@@ -157,15 +186,6 @@ class Trainer:
         """Whether the clock has passed a multiple of `every` since it was last looked at."""
         return _is_passed(self._looked_at, self._clock(), every)
 
-    def _keys(self, count: int) -> jax.Array:
-        """The randomness of an update follows from the seed and its number; of several, one key each."""
-        key = jax.random.key(self._config.seed)
-        if rollbacks := len(self._rollbacks):
-            key = jax.random.fold_in(key, rollbacks)
-        if count == 1:
-            return jax.random.fold_in(key, self._step)
-        return jax.vmap(lambda step: jax.random.fold_in(key, step))(np.arange(self._step, self._step + count))
-
     def _next_batch(self) -> tuple[Any, int]:
         """A batch on the device, or several stacked for updates that are compiled into one; and how many."""
         with self._stopwatch("data"):
@@ -174,13 +194,7 @@ class Trainer:
                 return next(self._loader), 1
             assert self._practice is not None
             batches = self._practice.batches()
-            several = len(batches) > 1
-            batch = jax.tree.map(lambda *leaves: np.stack(leaves), *batches) if several else batches[0]
-            sharding = self._setup.batch_sharding(stacked=several)
-            if sharding is None:
-                return jax.device_put(batch), len(batches)
-            place = functools.partial(jax.make_array_from_process_local_data, sharding)
-            return jax.tree.map(place, batch), len(batches)
+            return self._setup.place(batches), len(batches)
 
     @contextlib.contextmanager
     def _compiling(self, what: str) -> Iterator[None]:
@@ -215,7 +229,7 @@ class Trainer:
     def _is_sound(self, metrics: Metrics, batch: Any) -> bool:
         """Look at an update, and at what has come of a round when it was the last; False if the run went back."""
         try:
-            self._health.check(self._step - 1, metrics, batch)
+            self._health.check(self._step - 1, metrics, own_rows(batch))
             if self._config.goes_by_iterations and not (self._practice and self._practice.owes_updates):
                 self._health.finish()  # so that nothing of it comes to light later, in the next iteration
         except TrainingError:
@@ -244,11 +258,6 @@ class Trainer:
 
     # --- when an iteration does not go well -----------------------------------------------------------------------
 
-    @property
-    def _rollbacks(self) -> list[Any]:
-        """How often the run has gone back to an earlier checkpoint, and why."""
-        return list(self._run.metadata.get("rollbacks", []))
-
     def _respond(self, problem: Problem) -> bool:
         """Warn, go back, or stop, as configured; says whether the run went back."""
         action = self._config.health.action
@@ -257,25 +266,14 @@ class Trainer:
             return False
         if action == "rollback" and self._go_back(problem.reason):
             return True
-        self._checkpoints.wait()
-        tried = f" after {len(self._rollbacks)} roll-backs" if self._rollbacks else ""
-        raise TrainingError(
-            f"training stopped at step {self._step}{tried}: {problem.reason}. Checkpoints up to step "
-            f"{self._checkpoints.latest()} are kept. Try a lower learning rate, fewer epochs per iteration "
-            "(agent.num_epochs), or demonstrations mixed in (agent.bc_loss_weight)."
-        )
+        raise self._rollbacks.give_up(self._step, problem.reason)
 
     def _go_back(self, reason: str) -> bool:
         """Go on from the newest checkpoint of a policy that was fine, with other rollouts; False if that cannot be."""
-        self._checkpoints.wait()
-        good = [step for step in saved_steps(self._run.states) if step <= self._good_step]
-        if not self._config.goes_by_iterations or not good or len(self._rollbacks) >= self._config.health.max_rollbacks:
+        good = self._rollbacks.begin(self._step, self._good_step, reason)
+        if good is None:
             return False
-        self._display.say(f"{reason}: going back from step {self._step} to the checkpoint of step {good[-1]}.")
-        entry = {"from": self._step, "to": good[-1], "reason": reason}
-        # In this order: a process that dies in between goes back to that checkpoint, and comes here again.
-        self._checkpoints.discard_after(good[-1])
-        self._run.note(rollbacks=[*self._rollbacks, entry])
+        self._display.say(f"{reason}: going back from step {self._step} to the checkpoint of step {good}.")
         saved = self._restore()
         self._log.rewind(saved["log"])
         self._measured, self._stop_early = {}, self._was_stopped()
@@ -288,38 +286,36 @@ class Trainer:
         values = self._log.flush(self._step)
         timing = self._stopwatch.lap(self._step - self._timed_step)
         self._logged_step = self._timed_step = self._step
-        self._log.write_timing(self._step, timing)
+        self._log.write_timing(self._step, {**timing, **self._remembered, **self._memory.take("update")})
+        self._remembered = {}
         self._display.update(self._shown_step(), {**values, **self._measured}, timing)
 
     def _shown_step(self) -> int:
         """Where the run is, as its display counts."""
         return self._clock() if self._config.goes_by_iterations else self._step
 
-    def _finish(self, signal: StopSignal) -> None:
+    def _finish(self) -> None:
         self._health.finish()
+        self._checkpoints.wait()
         unsaved = (self._step, self._clock()) != self._saved_at or self._checkpoints.latest() is None
-        if self._step > self._logged_step and not signal.requested:
+        if self._step > self._logged_step and not self._is_interrupted:
             self._write_log()
             unsaved = True
-        if self._config.evaluation.every and self._step > self._evaluated_step and not signal.requested:
+        if self._config.evaluation.every and self._step > self._evaluated_step and not self._is_interrupted:
             self._measure(self._evaluation())  # the end, whatever the interval
             unsaved = True
         if unsaved:
             self._save()
         self._checkpoints.wait()
-        if signal.requested:
-            self._display.say(f"stopped at step {self._step}; --resume goes on from here.")
-        elif self._stop_early:
-            self._display.say(
-                f"stopped at step {self._step}: {self._config.stopping.metric} has not improved for "
-                f"{self._config.stopping.patience} measurements (--stopping.patience)."
-            )
-        elif (self._step, self._clock()) == self._began_at:
-            more = "--rollout.iterations" if self._config.goes_by_iterations else "--steps"
-            self._display.say(f"all {self._step} updates were made already: more {more} would go on.")
-        else:
-            self._display.say(f"done after {self._step} updates.")
+        self._display.say(closing_words(self._config, self._step, self._ending()))
         self._display.say(f"policy: {self._run.policies / str(self._checkpoints.latest())}")
+
+    def _ending(self) -> Ending:
+        if self._is_interrupted:
+            return "interrupted"
+        if self._stop_early:
+            return "no better"
+        return "nothing to do" if (self._step, self._clock()) == self._began_at else "done"
 
     # --- measuring -----------------------------------------------------------------------------------------------
 
@@ -335,10 +331,11 @@ class Trainer:
             return measure_losses(self._setup, self._validate, self._agent)
 
     def _evaluation(self) -> dict[str, Number]:
-        assert self._pool is not None
         self._evaluated_step = self._step
         with self._display.phase("evaluating"), self._stopwatch("evaluation"), self._compiling("acting"):
-            values, summary = measure_success(self._setup, self._agent, self._pool, self._run, self._step)
+            values, summary = measure_success_once(
+                self._setup, self._agent, self._pool, self._run, self._step, self._line
+            )
         self._display.say(f"step {self._step}: {summary}")
         return values
 
@@ -360,19 +357,13 @@ class Trainer:
                 "logged_step": self._logged_step,
                 "evaluated_step": self._evaluated_step,
             }
-            metadata: dict[str, Any] = {
-                "config": to_plain(self._config),
-                "robot": self._setup.policy_io.robot.to_dict(),
-                "parameter_counts": self._agent.parameter_counts(),
-            }
-            agent = self._config.agent
-            if isinstance(agent, RIPTConfig) and agent.weighting == "guidance":
-                metadata["guidance"] = agent.guidance_weight
+            about = describe_policy(self._setup, self._agent)
             measured = {name: float(value) for name, value in self._measured.items()}
             self._checkpoints.save(
-                self._step, self._agent, host, self._agent.policy(), self._setup.norm_stats, metadata, measured
+                self._step, self._agent, host, self._agent.policy(), self._setup.norm_stats, about, measured
             )
             self._saved_at, self._measured = (self._step, self._clock()), {}
+            self._remembered |= self._memory.take("checkpoint")
 
     def _restore(self) -> dict[str, Any]:
         """Take everything from the newest checkpoint; returns what was saved beside the learner."""
@@ -394,46 +385,16 @@ class Trainer:
         self._looked_at = self._clock()
         self._saved_at = (self._step, self._clock())
 
-    def _refuse_other_data(self, before: dict[str, Any] | None) -> None:
-        now = self._data_identity
-        if before is not None and now is not None and now != before:
-            raise DataError(
-                f"{self._config.data.repo_id} is not the dataset that this run began with: it had {before['episodes']} "
-                f"episodes ({before['frames']} frames) then, and has {now['episodes']} ({now['frames']}) now, or other "
-                "values, rewards or labels. Put it back, or begin another run (--exp-name) from the policy of this one "
-                "(--checkpoint)."
-            )
-
     def _open_loader(self) -> Loader | None:
         if not self._is_offline():
             return None
-        sampler = self._setup.sampler([self._setup.source(self._config.seed)])
-        if self._sampler_state is not None:
-            sampler.restore(self._sampler_state)
-        sharding = self._setup.batch_sharding()
-        return self._open.enter_context(Loader(sampler, sharding=sharding, prefetch=self._config.data.prefetch))
-
-    def _say_hello(self) -> None:
-        counts = ", ".join(f"{name} {count:,}" for name, count in self._agent.parameter_counts().items())
-        self._display.say(f"parameters: {counts}")
-        for hint in self._log.hints:
-            self._display.say(hint)
-        if self._step:
-            self._display.say(f"going on from step {self._step}.")
+        return self._open.enter_context(self._setup.open_loader(self._sampler_state))
 
     def __enter__(self) -> "Trainer":
         return self
 
     def __exit__(self, *error: Any) -> None:
         self._open.__exit__(*error)
-
-
-def _make_display(config: RLTrainConfig, title: str, run: RunDirectory) -> Display:
-    if config.goes_by_iterations:
-        # Its table says how it goes.
-        return Display(config.rollout.iterations, title, unit="iteration", every=None, log=run.log_file)
-    total = config.steps + int(config.online.env_steps * config.online.utd_ratio)
-    return Display(total, title, every=config.logging.every, log=run.log_file)
 
 
 def _is_passed(before: int, now: int, every: int) -> bool:

@@ -3,6 +3,8 @@
 from typing import Any
 
 import jax
+import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
 
 from pirl.agents.base import Agent, Metrics
 from pirl.data import ChunkBatch
@@ -25,9 +27,24 @@ def compile_updates(setup: Setup) -> tuple[Any, Any, Any]:
         return agent.validate(batch, rng)
 
     # The learner stays where it lies: laid out otherwise, the next update would have to be compiled again.
-    places: dict[str, Any] = {} if setup.mesh.size == 1 else {"out_shardings": (agent_sharding(setup), None)}
+    # What is measured is everywhere, so that every host sees it.
+    places: dict[str, Any] = {}
+    measured: dict[str, Any] = {}
+    if setup.mesh.size > 1:
+        everywhere = NamedSharding(setup.mesh, PartitionSpec())
+        places, measured = {"out_shardings": (agent_sharding(setup), everywhere)}, {"out_shardings": everywhere}
     return (
         jax.jit(careful, donate_argnums=0, **places),
         jax.jit(updates, donate_argnums=0, **places),
-        jax.jit(validate),
+        jax.jit(validate, **measured),
     )
+
+
+def update_keys(seed: int, rollbacks: int, step: int, count: int) -> jax.Array:
+    """The randomness of an update follows from the seed and its number; of several, one key each."""
+    key = jax.random.key(seed)
+    if rollbacks:
+        key = jax.random.fold_in(key, rollbacks)
+    if count == 1:
+        return jax.random.fold_in(key, step)
+    return jax.vmap(lambda step: jax.random.fold_in(key, step))(np.arange(step, step + count))

@@ -1,0 +1,44 @@
+"""Going back to an earlier checkpoint when practice has gone astray: whether it may be, to which, and what to say."""
+
+from typing import Any
+
+from pirl.config import RLTrainConfig
+from pirl.errors import TrainingError
+from pirl.training.checkpoints import Checkpoints
+from pirl.training.run import RunDirectory, saved_steps
+
+
+class Rollbacks:
+    """The roll-backs of a run, which its metadata tell of. All hosts come to the same decisions."""
+
+    def __init__(self, config: RLTrainConfig, run: RunDirectory, checkpoints: Checkpoints) -> None:
+        self._config, self._run, self._checkpoints = config, run, checkpoints
+
+    def __len__(self) -> int:
+        return len(self._made)
+
+    def begin(self, step: int, good_step: int, reason: str) -> int | None:
+        """The newest checkpoint of a policy that was fine is the newest of all then; None if there can be none."""
+        self._checkpoints.wait()
+        good = [saved for saved in saved_steps(self._run.states) if saved <= good_step]
+        if not self._config.goes_by_iterations or not good or len(self) >= self._config.health.max_rollbacks:
+            return None
+        entry = {"from": step, "to": good[-1], "reason": reason}
+        # In this order: a process that dies in between goes back to that checkpoint, and comes here again.
+        self._checkpoints.discard_after(good[-1])
+        self._run.note(rollbacks=[*self._made, entry])
+        return good[-1]
+
+    def give_up(self, step: int, reason: str) -> TrainingError:
+        """What to say where the run cannot go back, or has often enough."""
+        self._checkpoints.wait()
+        tried = f" after {len(self)} roll-backs" if len(self) else ""
+        return TrainingError(
+            f"training stopped at step {step}{tried}: {reason}. Checkpoints up to step {self._checkpoints.latest()} are "
+            "kept. Try a lower learning rate, fewer epochs per iteration (agent.num_epochs), or demonstrations mixed in "
+            "(agent.bc_loss_weight)."
+        )
+
+    @property
+    def _made(self) -> list[Any]:
+        return list(self._run.metadata.get("rollbacks", []))

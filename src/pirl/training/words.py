@@ -1,0 +1,33 @@
+"""What a run says when it begins and when it ends."""
+
+from collections.abc import Iterator, Sequence
+from typing import Literal
+
+from pirl.agents.base import Agent
+from pirl.config import RLTrainConfig
+
+Ending = Literal["interrupted", "no better", "nothing to do", "done"]
+
+
+def opening_words(agent: Agent, hints: Sequence[str], step: int) -> Iterator[str]:
+    """How large the learner is, how to look at its curves, and where it goes on."""
+    counts = ", ".join(f"{name} {count:,}" for name, count in agent.parameter_counts().items())
+    yield f"parameters: {counts}"
+    yield from hints
+    if step:
+        yield f"going on from step {step}."
+
+
+def closing_words(config: RLTrainConfig, step: int, ending: Ending) -> str:
+    """Why it ends, and what could be done about it."""
+    if ending == "interrupted":
+        return f"stopped at step {step}; --resume goes on from here."
+    if ending == "no better":
+        return (
+            f"stopped at step {step}: {config.stopping.metric} has not improved for {config.stopping.patience} "
+            "measurements (--stopping.patience)."
+        )
+    if ending == "nothing to do":
+        more = "--rollout.iterations" if config.goes_by_iterations else "--steps"
+        return f"all {step} updates were made already: more {more} would go on."
+    return f"done after {step} updates."
