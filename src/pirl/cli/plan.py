@@ -1,0 +1,87 @@
+"""`pirl plan`: what a training run will need on machines that are not here."""
+
+import json
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import tyro
+
+from pirl.cli.console import show
+from pirl.cli.train import Settings, Train
+from pirl.errors import UserError
+
+if TYPE_CHECKING:
+    from pirl.config import RLTrainConfig
+    from pirl.plan.table import Plan as Planned
+    from pirl.plan.topologies import Topology
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """Say what a run would need on a machine that need not be here. Takes every option of `pirl train` as well.
+
+    The real update is compiled for the named devices, without any of them: TPUs by their own compiler (pip install
+    'pirl[plan]'), GPUs as simulated devices of the CPU. That takes minutes for a full-size model, once: results are kept.
+    Nothing is downloaded or allocated, and no data is needed.
+    """
+
+    preset: Annotated[tyro.conf.Positional[str | None], tyro.conf.arg(metavar="[PRESET]")] = None
+    """Preset to begin with; not needed if the configuration file names one (preset: NAME) or is complete."""
+    topology: Annotated[tyro.conf.UseAppendAction[tuple[str, ...]], tyro.conf.arg(metavar="NAME[:SHAPE]")] = ()
+    """What to run on, such as v5e:2x4, v5p:2x2x2, h100:8 or cpu:8; here: this machine. Give it once for each machine."""
+    json: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
+    """Write all numbers to this file, too."""
+    fresh: bool = False
+    """Compile also what was compiled before."""
+    config_file: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
+    """YAML file with fields to set."""
+    debug: bool = False
+    """Plan the short run that `pirl train --debug` would make."""
+    settings: tyro.conf.Suppress[tyro.conf.Fixed[Settings]] = ()
+
+    def run(self) -> int:
+        """Do it; the return value is the exit code: 0 if it fits somewhere, 1 if nowhere."""
+        from pirl.plan.table import describe, summary, to_record
+        from pirl.plan.topologies import check_topology, parse_topology
+
+        if not self.topology:
+            raise UserError("where is it to run? Give a --topology, such as --topology h100:8 or --topology v5e:2x4.")
+        topologies = [parse_topology(text) for text in self.topology]
+        config = self.resolve()
+        for topology in topologies:
+            check_topology(topology)
+        print("compiling takes minutes for a full-size model; what was compiled before is remembered", file=sys.stderr)
+        plans = []
+        for topology in topologies:
+            plans.append(_plan(config, topology, self.fresh))
+            show(*describe(plans[-1]))
+        if len(plans) > 1:
+            show("", summary(plans))
+        if self.json is not None:
+            from pirl.files import write_file
+
+            write_file(self.json, json.dumps([to_record(plan) for plan in plans], indent=2) + "\n")
+        return 0 if any(plan.estimate.fits is not False for plan in plans) else 1
+
+    def resolve(self) -> "RLTrainConfig":
+        """The configuration that is meant, as for `pirl train`."""
+        train = Train(preset=self.preset, config_file=self.config_file, debug=self.debug, settings=self.settings)
+        return train.resolve()
+
+
+def _plan(config: "RLTrainConfig", topology: "Topology", fresh: bool) -> "Planned":
+    from pirl.plan.planning import plan_run
+    from pirl.plan.table import Plan as Planned
+    from pirl.plan.topologies import found_here
+
+    began = time.monotonic()
+
+    def say(what: str) -> None:
+        print(f"{topology.name}: {what} … ({time.monotonic() - began:.0f} s)", file=sys.stderr, flush=True)
+
+    measured = plan_run(config, topology, say, fresh=fresh)
+    found = found_here(topology, measured.kind, measured.devices)
+    return Planned(found, measured, config.agent.accumulation_steps)

@@ -1,0 +1,31 @@
+"""The process that compiles: `python -m pirl.plan.apart TOPOLOGY DIRECTORY` reads a configuration there and answers."""
+
+import json
+import sys
+from pathlib import Path
+
+from pirl.config import load_config
+from pirl.errors import UserError
+from pirl.files import write_file
+from pirl.plan.measuring import measure, to_plain
+from pirl.plan.topologies import parse_topology
+
+
+def main(topology: str, place: str) -> int:
+    """Measure, say on the way what is being done, and leave the answer or the reason why there is none."""
+    directory = Path(place)
+    try:
+        measured = measure(load_config(directory / "config.yaml", None), parse_topology(topology), _say)
+    except UserError as error:
+        write_file(directory / "refusal", str(error))
+        return UserError.exit_code
+    write_file(directory / "answer.json", json.dumps(to_plain(measured)))
+    return 0
+
+
+def _say(what: str) -> None:
+    print(what, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

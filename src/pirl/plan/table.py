@@ -1,0 +1,215 @@
+"""What a plan says, in words and tables: whether it fits first, then why."""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from rich.table import Table
+
+from pirl.plan.estimates import EFFICIENCY, Advice, Estimate, advise, make_estimate, needed_devices
+from pirl.plan.measuring import Measurement
+from pirl.plan.topologies import GIB, Topology
+
+# How the kinds of bytes are called, in the order in which they are shown.
+_KINDS = {
+    "parameters": "parameters that learn",
+    "frozen": "frozen parameters",
+    "average": "running average (EMA)",
+    "optimiser": "optimiser",
+    "critics": "critics, their copies and optimiser",
+}
+_NEAR = 4
+_LIMITS = {"compute": "operations", "memory": "memory traffic", "links": "links"}
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A measurement with all that follows from it."""
+
+    topology: Topology
+    measured: Measurement
+    parts: int
+
+    @property
+    def estimate(self) -> Estimate:
+        """What it says."""
+        return make_estimate(self.measured, self.topology, self.parts)
+
+    @property
+    def advice(self) -> list[Advice]:
+        """What to do where it does not fit."""
+        return [] if self.estimate.fits else advise(self.measured, self.parts)
+
+
+def describe(plan: Plan) -> list[Any]:
+    """Everything about one topology, ready to be shown."""
+    measured, estimate = plan.measured, plan.estimate
+    facts = Table(show_header=False, box=None, pad_edge=False)
+    facts.add_column(no_wrap=True)
+    facts.add_column(justify="right", no_wrap=True)
+    facts.add_column()
+    for name, size, remark in _bytes(measured, estimate):
+        if math.isfinite(size):
+            facts.add_row(f"  {name}", gib(size), remark)
+    return ["", f"{measured.topology}: {verdict(plan)}", f"  compiled {plan.topology.describe()}", facts, *_rest(plan)]
+
+
+def verdict(plan: Plan) -> str:
+    """The answer in one line."""
+    estimate, memory = plan.estimate, plan.measured.memory
+    if estimate.fits is None or memory is None:
+        return f"{gib(estimate.peak)} on each device; how much there is, is not known."
+    if not math.isfinite(estimate.peak):
+        return f"DOES NOT FIT: more than {gib(memory)} on {_each(plan.measured.devices)}."
+    word = "fits" if estimate.fits else "DOES NOT FIT"
+    return f"{word}: {gib(estimate.peak)} of {gib(memory)} on {_each(plan.measured.devices)}."
+
+
+def summary(plans: list[Plan]) -> Any:
+    """One line for each topology."""
+    table = Table(box=None, pad_edge=False)
+    columns = ("topology", "fits", "per device", "of", "step", "samples/s", "largest batch")
+    for name in columns:
+        table.add_column(name, justify="left" if name in ("topology", "fits") else "right")
+    for plan in plans:
+        table.add_row(*summary_cells(plan))
+    return table
+
+
+def summary_cells(plan: Plan) -> list[str]:
+    """The cells of that line."""
+    estimate, measured = plan.estimate, plan.measured
+    seconds, largest = estimate.step_seconds, estimate.largest_batch
+    timed = seconds if estimate.fits else None
+    return [
+        measured.topology,
+        {True: "yes", False: "no", None: "?"}[estimate.fits],
+        gib(estimate.peak) if math.isfinite(estimate.peak) else "more",
+        "?" if measured.memory is None else gib(measured.memory),
+        "" if timed is None else duration(timed),
+        "" if timed is None else f"{measured.batch_size / timed:,.0f}",
+        "?" if largest is None else f"{largest:,}",
+    ]
+
+
+def to_record(plan: Plan) -> dict[str, Any]:
+    """The same for a program to read."""
+    measured, estimate = plan.measured, plan.estimate
+    return {
+        "topology": measured.topology,
+        "simulated": plan.topology.simulated,
+        "devices": measured.devices,
+        "batch_size": measured.batch_size,
+        "parameters": measured.parameters,
+        "fits": estimate.fits,
+        "bytes_per_device": {
+            **measured.state,
+            "batch": measured.batch,
+            "padding": measured.padding,
+            "activations": estimate.activations,
+            "workspace": _finite(estimate.workspace),
+            "peak": _finite(estimate.peak),
+            "available": measured.memory,
+        },
+        "flops_per_step": measured.flops,
+        "bytes_sent_per_device": measured.sent,
+        "seconds": {**estimate.seconds, "step": estimate.step_seconds},
+        "largest_batch": estimate.largest_batch,
+        "advice": [
+            {"what": each.what, "how": each.how, "peak": _finite(each.peak), "fits": each.fits} for each in plan.advice
+        ],
+        "compile_seconds": measured.seconds,
+    }
+
+
+def _bytes(measured: Measurement, estimate: Estimate) -> list[tuple[str, float | int, str]]:
+    rows: list[tuple[str, float | int, str]] = [
+        (name, measured.state[kind], "") for kind, name in _KINDS.items() if measured.state.get(kind)
+    ]
+    rows += [("batch", measured.batch, "")]
+    rows += [("padding", measured.padding, "arrays are kept in tiles")] if measured.padding > GIB / 100 else []
+    rows += [
+        ("activations", estimate.activations, "what grows with the batch"),
+        ("workspace", estimate.workspace, "gradients, gathered parameters, buffers of the compiler"),
+        ("at the peak", estimate.peak, "no more than; parts of it need not be there at the same time"),
+    ]
+    return rows
+
+
+def _rest(plan: Plan) -> list[str]:
+    measured, estimate = plan.measured, plan.estimate
+    counts = measured.parameters
+    critics = f", and {counts['critic']:,} of the critics" if "critic" in counts else ""
+    lines = [
+        f"  parameters     {counts['policy']:,} of the policy, {counts['policy_trainable']:,} of them learn{critics}",
+        f"  operations     {_rounded(measured.flops / 1e12)} TFLOP for {measured.batch_size} samples, on all devices",
+    ]
+    if measured.sent is not None:
+        kinds = ", ".join(f"{name} {gib(size)}" for name, size in sorted(measured.sent.items()) if size >= GIB / 1000)
+        lines += [f"  sent           {gib(sum(measured.sent.values()))} by each device{f' ({kinds})' if kinds else ''}"]
+    if estimate.fits is not False and estimate.step_seconds is not None:
+        parts = ", ".join(
+            f"{_LIMITS[name]} {duration(seconds)} at {EFFICIENCY[name]:.0%}"
+            for name, seconds in estimate.seconds.items()
+        )
+        speed = measured.batch_size / estimate.step_seconds
+        lines += [
+            f"  update         about {duration(estimate.step_seconds)}, {speed:,.0f} samples/s: the longest of {parts}"
+        ]
+    if estimate.largest_batch is not None:
+        compiled = " and ".join(str(batch) for batch, _ in sorted(measured.temporary)) or "none"
+        # A line tells little about what is far away: other parts of an update may then need the most.
+        far = (
+            "; plan again with it before you rely on it" if estimate.largest_batch > _NEAR * measured.batch_size else ""
+        )
+        text = f"{estimate.largest_batch:,}, estimated by a line through batches of {compiled}{far}"
+        lines += [f"  largest batch  {text if estimate.largest_batch else 'not even one sample on each device'}"]
+    if measured.refused:
+        lines += [f"  the compiler   {measured.refused}"]
+    return lines + _advice(plan)
+
+
+def _advice(plan: Plan) -> list[str]:
+    if plan.estimate.fits is not False:
+        return []
+    untold = [
+        f"    {change.how}  → less, how much only compiling tells: {change.what}"
+        for change in plan.measured.changes
+        if not change.state
+    ]
+    if helpful := [each for each in plan.advice if each.fits]:
+        lines = [f"    {each.how}  → about {gib(each.peak)}: {each.what}" for each in helpful]
+        return ["  what to do     any of", *lines, *untold]
+    needed = needed_devices(plan.measured, plan.parts)
+    more = f"about {needed} such devices would do" if needed else "choose devices with more memory"
+    best = [
+        f" The least that a change leaves is {gib(each.peak)} ({each.how})."
+        if math.isfinite(each.peak)
+        else f" Or plan again with {each.how}."
+        for each in plan.advice
+    ]
+    return [f"  what to do     nothing is known to make it fit here: {more}.{''.join(best)}", *untold]
+
+
+def _each(devices: int) -> str:
+    return f"each of {devices} devices" if devices > 1 else "one device"
+
+
+def _rounded(number: float) -> str:
+    return f"{number:,.0f}" if number >= 100 else f"{number:.3g}"
+
+
+def _finite(size: float) -> float | None:
+    return size if math.isfinite(size) else None
+
+
+def gib(size: float | int) -> str:
+    """Bytes for people."""
+    return f"{size / GIB:,.2f} GiB" if size >= GIB / 100 else f"{size / (1 << 20):,.2f} MiB"
+
+
+def duration(seconds: float) -> str:
+    """Seconds for people."""
+    if seconds < 1e-3:
+        return f"{1e6 * seconds:.3g} µs"
+    return f"{1e3 * seconds:.3g} ms" if seconds < 1 else f"{seconds:.3g} s"
