@@ -110,7 +110,7 @@ class Acting(InEnvironment):
         elif len(checkpoints) == len(policies) and self.expert != ExpertConfig():
             raise UserError("--expert.* belongs to the scripted expert; a checkpoint acts as it does.")
         for checkpoint in checkpoints:
-            if not Path(checkpoint).expanduser().is_dir():
+            if not Path(os.path.expanduser(checkpoint)).is_dir():
                 raise UserError(f"{checkpoint} is no checkpoint directory; the scripted expert is called {EXPERT!r}.")
 
     def actor(self, policy: str, description: "EnvDescription", batch_size: int) -> "Planner | ExpertConfig":
@@ -124,7 +124,7 @@ class Acting(InEnvironment):
 
         use_compilation_cache()
         planner = load_planner(
-            Path(policy).expanduser(),
+            Path(os.path.expanduser(policy)),
             description,
             batch_size=batch_size,
             model=self.model,
@@ -148,7 +148,7 @@ class Acting(InEnvironment):
         else:
             from pirl.envs.planner import find_policy
 
-            who = {"policy": str(find_policy(Path(policy).expanduser()).resolve())}
+            who = {"policy": str(find_policy(Path(os.path.expanduser(policy))).resolve())}
             decisive = ("execute_steps", "num_steps", "model", "robot", "asset_id", "guidance")
             who |= {name: getattr(self, name) for name in decisive}
         return {

@@ -1,6 +1,8 @@
 """`pirl convert`: look into an OpenPI checkpoint, convert it, merge its LoRA, or check it."""
 
 import json
+import math
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -71,8 +73,11 @@ class Convert:
             self._reject(comparing, "belongs to --check with two checkpoints")
         if self.check == (self.output is not None):
             self._reject({"--model": self.model}, "belongs to --check of one checkpoint, or to writing one")
-        if min(self.rtol, self.atol) < 0:
-            raise UserError("--rtol and --atol cannot be negative.")
+        for name, tolerance in comparing.items():
+            if not 0 <= tolerance < math.inf:
+                raise UserError(
+                    f"{name} should be a number of at least 0, and cannot be negative; it is {tolerance:g}."
+                )
         if self.check or self.output is not None:
             self._reject({"--json": self.json}, "belongs to the inspection of one checkpoint")
 
@@ -121,7 +126,9 @@ class Convert:
         from pirl.interop import OWN_KEYS, check_target, save_checkpoint
         from pirl.models import merge_lora
 
-        source, target = checkpoint.directory.resolve(), output.expanduser().resolve()
+        if (expanded := os.path.expanduser(output)).startswith("~"):
+            raise UserError(f"the output {output} is in the home of nobody: choose another place.")
+        source, target = checkpoint.directory.resolve(), Path(expanded).resolve()
         if target == source or target in source.parents or source in target.parents:
             raise UserError(f"the output {target} is the checkpoint itself, around it or inside it: choose another.")
         check_target(target, self.overwrite)

@@ -12,6 +12,8 @@ from pirl.errors import UserError
 if TYPE_CHECKING:
     from pirl.data import OutcomeConfig
 
+_LONGEST_HORIZON = 10_000
+
 
 @dataclass(frozen=True)
 class _WithOutcomes:
@@ -130,8 +132,8 @@ class Stats:
         from pirl.data import dataset_norm_stats, degenerate_dimensions, load_robot, open_dataset
         from pirl.interop import write_norm_stats
 
-        if self.horizon < 1:
-            raise UserError(f"--horizon should be at least 1; it is {self.horizon}.")
+        if not 1 <= self.horizon <= _LONGEST_HORIZON:
+            raise UserError(f"--horizon should be at least 1, and {_LONGEST_HORIZON:,} at most; it is {self.horizon}.")
         robot = load_robot(self.robot)
         stats = dataset_norm_stats(open_dataset(self.dataset), robot, self.horizon)
         table = Table("quantity", "dimension", "mean", "std", "q01", "q99", box=None, pad_edge=False)

@@ -1,5 +1,6 @@
 """`pirl sweep`: many settings of a few knobs, trained briefly, and the best of them for longer."""
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -117,7 +118,7 @@ class Sweep:
             rungs = make_rungs(self.min_iterations, most, max(2, self.reduction))
         plan = SweepPlan(
             name=name,
-            directory=base.runs_dir.expanduser() / name,
+            directory=Path(os.path.expanduser(base.runs_dir)) / name,
             train=self._train_arguments(),
             given=given,
             length_field=length_field,

@@ -3,6 +3,7 @@
 import functools
 import importlib.util
 import math
+import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -53,7 +54,7 @@ def check_config(
 
     A run that is resumed brings its own policy, so the one it began with may be gone.
     """
-    problems = [*_numbers(config)]
+    problems = [*_numbers(config), *_places(config)]
     if not problems:  # what follows computes with them
         for look in (_phases, _rollouts, _model, _environment, _measurements, _trackers):
             problems += look(config)
@@ -119,6 +120,12 @@ def _numbers(config: RLTrainConfig) -> Iterator[str]:
         yield f"data.asset_id = {config.data.asset_id} should name a directory inside the assets of a checkpoint."
     if not 0 <= config.data.validation_fraction < 1:
         yield f"data.validation_fraction = {config.data.validation_fraction} is a part of all episodes, below 1."
+
+
+def _places(config: RLTrainConfig) -> Iterator[str]:
+    for name in ("runs_dir", "checkpoint", "data.repo_id"):
+        if os.path.expanduser(_get(config, name) or "").startswith("~"):
+            yield f"{name} = {_get(config, name)} is in the home of nobody: there is no user of that name."
 
 
 def _phases(config: RLTrainConfig) -> Iterator[str]:

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import re
 import types
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -9,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from pirl.config.train import LEARNERS, AgentConfig, RLTrainConfig
-from pirl.config.yaml_files import dump_yaml, parse_yaml
+from pirl.config.yaml_files import LARGEST, dump_yaml, parse_yaml
 from pirl.envs.registry import EnvConfig, find_env_class
 from pirl.errors import ConfigError, UserError, did_you_mean
 from pirl.models.config import Pi0Config, get_model_config
@@ -79,8 +80,10 @@ class Reader:
                 return self._convert(value, choice)
             except ValueError:
                 continue
-        quotes = " Put it in quotes." if str in choices and not self.texts and value is not None else ""
-        raise ConfigError(f"{self._called(path)} should be {in_words(hint)}; it is {value!r:.80}.{quotes}")
+        advice = " Put it in quotes." if str in choices and not self.texts and not isinstance(value, str | None) else ""
+        if int in choices and re.fullmatch("[-+]?[0-9]+", str(value)):
+            advice = " That is too large."
+        raise ConfigError(f"{self._called(path)} should be {in_words(hint)}; it is {value!r:.80}.{advice}")
 
     def _dataclass(self, kind: type[_Config], value: Any, base: _Config | None, path: str) -> _Config:
         """A group of fields; `base` counts only if it is of the same kind."""
@@ -172,7 +175,7 @@ class Reader:
             # By type, because True counts as an int.
             if type(value) in (int, float) or (self.texts and isinstance(value, str)):
                 return _number(value, hint)
-        elif isinstance(value, str) and hint in (str, Path):
+        elif isinstance(value, str) and hint in (str, Path) and "\0" not in value:  # nothing can be called so
             return hint(value)
         raise ValueError
 
@@ -212,15 +215,15 @@ class Reader:
 
 def _number(value: int | float | str, kind: type) -> int | float:
     """A number, but not NaN; a ValueError if it is none. A whole million may be written as 1e6."""
-    if kind is int and not isinstance(value, float):
-        with contextlib.suppress(ValueError):
-            return int(value)
     try:
         number = float(value)
     except OverflowError:
         raise ValueError from None
-    if number != number or (kind is int and not number.is_integer()):
+    if number != number or (kind is int and not (number.is_integer() and abs(number) < LARGEST)):
         raise ValueError
+    if kind is int and not isinstance(value, float):
+        with contextlib.suppress(ValueError):
+            return int(value)  # to the last digit
     return int(number) if kind is int else number
 
 

@@ -1,5 +1,6 @@
 """YAML as configuration needs it: plain data only, every key once, numbers and booleans as YAML 1.2 spells them."""
 
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,9 @@ from pirl.errors import ConfigError
 _BOOL, _FLOAT = "tag:yaml.org,2002:bool", "tag:yaml.org,2002:float"
 # PyYAML's own rules are those of YAML 1.1, for which 3e-4 is text, and off is false.
 _IS_FLOAT = re.compile(r"([-+]?(\d+\.\d*|\.\d+|\d+(?=[eE]))([eE][-+]?\d+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN))$")
+LARGEST = 2**63
+"""What a whole number stays below; computers count no further."""
+_MOST_BITS = 4096  # of a number that is read at all: Python prints none of more than 4300 digits
 _IS_BOOL = re.compile(r"(?:true|True|TRUE|false|False|FALSE)$")
 
 
@@ -25,6 +29,12 @@ class _Loader(yaml.SafeLoader):
                 problem=f"references (*{event.anchor}) are not used here", problem_mark=event.start_mark
             )
         return super().compose_node(parent, index)
+
+    def construct_yaml_int(self, node: Any) -> int:
+        value: int = super().construct_yaml_int(node)
+        if value.bit_length() > _MOST_BITS:
+            raise yaml.MarkedYAMLError(problem="this number is too large", problem_mark=node.start_mark)
+        return value
 
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
         seen: set[Any] = set()
@@ -54,6 +64,7 @@ _Loader.yaml_implicit_resolvers = {
     first: [(tag, rule) for tag, rule in rules if tag not in (_BOOL, _FLOAT)]
     for first, rules in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
+_Loader.add_constructor("tag:yaml.org,2002:int", _Loader.construct_yaml_int)
 _Loader.add_implicit_resolver(_BOOL, _IS_BOOL, list("tTfF"))
 _Loader.add_implicit_resolver(_FLOAT, _IS_FLOAT, list("-+.0123456789"))
 _Dumper.add_implicit_resolver(_FLOAT, _IS_FLOAT, list("-+.0123456789"))
@@ -78,10 +89,16 @@ def parse_yaml(text: str, source: str) -> Any:
 def read_yaml(file: Path) -> Any:
     """The data of a YAML file."""
     try:
-        text = file.expanduser().read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        why = error.strerror if isinstance(error, OSError) else "it is not text in UTF-8"
-        raise ConfigError(f"{file} cannot be read as a configuration: {why}.") from error
+        path = Path(os.path.expanduser(file))
+        if path.exists() and not path.is_file():
+            raise ConfigError(f"{file} is not a regular file: save the configuration as one.")
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{file} cannot be read as a configuration: it is not text in UTF-8.") from error
+    except ConfigError:
+        raise
+    except (OSError, ValueError) as error:  # a path with a NUL in it is a wrong value
+        raise ConfigError(f"{file} cannot be read as a configuration: {getattr(error, 'strerror', error)}.") from error
     return parse_yaml(text, str(file))
 
 

@@ -15,6 +15,7 @@ from pirl.files import write_file
 
 LABEL_FILE = "meta/pirl_labels.jsonl"
 _YES, _NO = {"1", "1.0", "true", "yes", "y", "success"}, {"0", "0.0", "false", "no", "n", "failure", "fail"}
+_MOST_EPISODES = 10_000_000
 _EPISODES = re.compile(r"([0-9]{1,18})(?:-([0-9]{1,18}))?")
 
 
@@ -68,6 +69,8 @@ def write_labels(root: Path, labels: Mapping[int, Label]) -> Path:
 def read_csv(file: Path) -> dict[int, Label]:
     """Labels from a table with the columns episode, and success, reward or truncated (any of them)."""
     try:
+        if file.exists() and not file.is_file():
+            raise DataError(f"{file} is not a regular file: save the table as one.")
         with file.open(newline="", encoding="utf-8-sig") as stream:
             reader = csv.reader(stream)
             header = [name.strip() for name in next(filter(None, reader), [])]
@@ -108,6 +111,8 @@ def parse_episodes(text: str, largest: int) -> list[int]:
             raise DataError(f"{part!r} is neither an episode number nor a range such as 7-12.")
         if last > largest:
             raise DataError(f"there is no episode {last} (in {part!r}); the last one is {largest}.")
+        if last - first >= _MOST_EPISODES:
+            raise DataError(f"{part!r} names more than {_MOST_EPISODES:,} episodes: give a shorter range.")
         episodes += range(first, last + 1)
     return episodes
 

@@ -213,7 +213,7 @@ def _gather_evidence(dataset: Dataset, config: OutcomeConfig) -> tuple[_Evidence
     for key, wanted in (("reward", config.reward_column), ("success", config.success_column)):
         if wanted is not None and wanted not in present:
             message = f"is not in the data; its columns are {', '.join(present)}"
-            problems.append(Problem(message, column=wanted))
+            problems.append(Problem(message, column=wanted or "''"))
             chosen[key] = None
     columns, complaints = dataset.try_columns([name for name in chosen.values() if name is not None])
     problems += complaints

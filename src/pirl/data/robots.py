@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +12,7 @@ from pirl.data.transforms import ALOHA_DIM, AlohaJoints, DeltaActions, Pipeline,
 from pirl.errors import ConfigError, did_you_mean
 
 Adapt = Literal["none", "aloha"]
+_MOST_DIMENSIONS = 10_000
 
 
 @dataclass(frozen=True)
@@ -42,7 +44,9 @@ class Robot:
         for field in ("state", "actions"):
             if not getattr(self, field):
                 raise refuse(f"{field} names no dataset column; it needs at least one.")
-        covered = len(make_mask(*self.delta))
+        covered = sum(map(abs, self.delta))
+        if covered > _MOST_DIMENSIONS:
+            raise refuse(f"delta = {self.delta!r:.60} covers more than {_MOST_DIMENSIONS} dimensions.")
         for field in ("state_dim", "action_dim"):
             dim = getattr(self, field)
             if dim is None:
@@ -222,8 +226,11 @@ def load_robot(name: str) -> Robot:
     if not name.endswith(".json"):
         return get_robot(name)
     try:
-        content = json.loads(Path(name).expanduser().read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        file = Path(os.path.expanduser(name))
+        if file.exists() and not file.is_file():
+            raise ValueError("it is not a regular file")
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(f"{name} cannot be read as a robot's description: {error}.") from error
     return Robot.from_dict(content)
 

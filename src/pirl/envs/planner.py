@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial, reduce
 from pathlib import Path
@@ -75,7 +76,7 @@ class ChunkPlanner:
             rows = np.minimum(np.arange(first, first + size), len(state) - 1)
             part = jax.tree.map(lambda values, rows=rows: values[rows], observation)
             chunks.append(self._act(part, _keys(numbers[rows].astype(np.uint32))))
-        planned = np.concatenate([np.asarray(chunk) for chunk in chunks])
+        planned: Any = np.concatenate([np.asarray(chunk) for chunk in chunks])
         return self.policy_io.robot_actions(planned[: len(state)], state)
 
 
@@ -143,16 +144,20 @@ def load_planner(
     tokenizer = Tokenizer.for_model(config) if config.max_token_len else None
     policy_io = PolicyIO(seen, config, statistics, tokenizer)
     if guidance is None:
-        guidance = float(opened.description.get("guidance", 0.0))
+        told = opened.description.get("guidance", 0.0)
+        if type(told) not in (int, float) or not 0 <= told < math.inf:
+            raise CheckpointError(f"{opened.directory}: guidance in pirl.json should be 0 or more; it is {told!r:.60}.")
+        guidance = float(told)
     policy = load_policy(opened.directory, config)
     return PolicyPlanner(policy, policy_io, batch_size=batch_size, num_steps=num_steps, guidance=guidance)
 
 
 def find_policy(path: Path) -> Path:
     """The checkpoint directory that is meant: itself, or the newest policy of a training run."""
-    policies = path.expanduser() / "checkpoints" / "policy"
+    path = Path(os.path.expanduser(path))  # which leaves the home of nobody as it is
+    policies = path / "checkpoints" / "policy"
     if not policies.is_dir():
-        if (path.expanduser() / "config.yaml").is_file() and (path.expanduser() / "metadata.json").is_file():
+        if (path / "config.yaml").is_file() and (path / "metadata.json").is_file():
             raise CheckpointError(f"the run {path} has not written a policy yet.")
         return path
     steps = [int(entry.name) for entry in policies.iterdir() if entry.is_dir() and entry.name.isdigit()]

@@ -1,6 +1,7 @@
 """OpenPI's `norm_stats.json`: the statistics a policy's states and actions are normalised with."""
 
 import json
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,32 +40,39 @@ def read_norm_stats(file: Path) -> dict[str, NormStats]:
     """Read the file; anything odd in it is named."""
 
     def vector(name: str, key: str, value: Any) -> np.ndarray:
-        try:
-            array = np.asarray(value, np.float64)
-        except (TypeError, ValueError) as error:
-            raise CheckpointError(f"{file}: {name}.{key} is not a list of numbers ({error}).") from error
-        if array.ndim != 1 or not np.all(np.isfinite(array)):
+        # By type, because True counts as an int; compared, because an integer may be too large to be made a float.
+        if not isinstance(value, list) or not all(type(number) in (int, float) for number in value):
+            raise CheckpointError(f"{file}: {name}.{key} is not a list of numbers; it is {value!r:.80}.")
+        if not all(abs(number) <= sys.float_info.max for number in value):
             raise CheckpointError(f"{file}: {name}.{key} should be a list of finite numbers; it is {value!r:.80}.")
-        return array
+        return np.array(value, np.float64)
 
     try:
-        content = json.loads(file.read_text())
+        if file.exists() and not file.is_file():
+            raise CheckpointError(f"{file} is not a regular file: put a copy of the statistics there.")
+        content = json.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
         raise CheckpointError(f"cannot read {file}: {error.strerror}.") from error
-    except ValueError as error:
+    except CheckpointError:
+        raise
+    except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{file} is not JSON: {error}.") from error
     entries = content.get("norm_stats") if isinstance(content, dict) else None
     if not isinstance(entries, dict):
         raise CheckpointError(f"{file} has no 'norm_stats' object: it is not an OpenPI statistics file.")
     stats = {}
     for name, fields in entries.items():
-        if not isinstance(fields, dict) or not {"mean", "std"} <= set(fields):
+        if not isinstance(fields, dict) or fields.get("mean") is None or fields.get("std") is None:
             raise CheckpointError(f"{file}: {name!r} needs at least 'mean' and 'std'.")
         arrays = {
             key: vector(name, key, fields[key]) for key in ("mean", "std", "q01", "q99") if fields.get(key) is not None
         }
         if len({len(array) for array in arrays.values()}) != 1:
             raise CheckpointError(f"{file}: the lists of {name!r} have different lengths.")
+        if np.any(arrays["std"] < 0):
+            raise CheckpointError(f"{file}: {name}.std should be zero or more; it is {fields['std']!r:.80}.")
+        if {"q01", "q99"} <= set(arrays) and np.any(arrays["q01"] > arrays["q99"]):
+            raise CheckpointError(f"{file}: {name}.q01 is above {name}.q99; compute them anew (pirl data stats).")
         stats[name] = NormStats(**arrays)
     return stats
 

@@ -53,7 +53,10 @@ class Checkpoint:
     def config(self) -> Pi0Config | None:
         """The model the checkpoint says it is of."""
         model = self.description.get("model")
-        return None if model is None else Pi0Config.from_dict(model)
+        try:
+            return None if model is None else Pi0Config.from_dict(model)
+        except ConfigError as error:
+            raise CheckpointError(f"{self.directory / DESCRIPTION_FILE}: {error}") from error
 
     def fitting_presets(self) -> list[str]:
         """The presets whose parameters have exactly these keys and shapes."""
@@ -110,7 +113,7 @@ def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
     """Open a checkpoint directory, or the `params` directory inside one."""
     if re.match(r"\w{2,}:/", str(path)):
         raise CheckpointError(f"{path} is not on this machine: copy it first (gsutil -m cp -r …), then name the copy.")
-    directory = Path(path).expanduser().absolute()
+    directory = Path(os.path.expanduser(path)).absolute()
     if not directory.is_dir():
         what = "it is a file" if directory.exists() else "the directory does not exist"
         raise CheckpointError(f"no checkpoint at {directory}: {what}.")
@@ -124,8 +127,11 @@ def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
     _check_store(params_directory)
     with _named_damage(params_directory, "its metadata"), quiet_orbax(), ocp.PyTreeCheckpointer() as checkpointer:
         store = json.loads((params_directory / "_METADATA").read_text())
+        _check_names(store)
         tree = checkpointer.metadata(params_directory).item_metadata.tree
     leaves = jax.tree_util.tree_leaves_with_path(tree.get("params"))
+    if not_arrays := [jax.tree_util.keystr(path) for path, leaf in leaves if not hasattr(leaf, "shape")]:
+        raise CheckpointError(f"{params_directory} is damaged: {not_arrays[0]} is no array. Copy the checkpoint again.")
     if set(tree) != {"params"} or not leaves:
         raise CheckpointError(
             f"{params_directory} holds {', '.join(map(str, tree)) or 'nothing'}, not the parameters of a policy alone: "
@@ -246,7 +252,7 @@ def _read_description(directory: Path) -> dict[str, Any]:
         return {}
     try:
         description = json.loads(file.read_text())
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{file} cannot be read: {error}. Copy the checkpoint again.") from error
     if not isinstance(description, dict):
         raise CheckpointError(f"{file} should hold an object. Copy the checkpoint again.")
@@ -271,10 +277,22 @@ def _check_store(directory: Path) -> None:
     with _named_damage(directory, "its index"):
         if not (directory / "_METADATA").is_file():
             raise FileNotFoundError("_METADATA is missing")
+        # Opening a pipe would wait for ever.
+        for path in directory.rglob("*"):
+            if not path.is_file() and not path.is_dir():
+                raise FileNotFoundError(f"{path.relative_to(directory)} is not a regular file")
         if _is_ocdbt(directory):
             tensorstore.KvStore.open(_store_spec(directory)).result().list().result()
         elif not any(directory.glob("*/.zarray")):
             raise FileNotFoundError("manifest.ocdbt is missing")
+
+
+def _check_names(store: dict[str, Any]) -> None:
+    """Refuse names of arrays that would lead out of the store."""
+    for entry in store["tree_metadata"].values():
+        for key in entry["key_metadata"]:
+            if re.search(r"/|\\|\.\.|\0", str(key["key"])):
+                raise ValueError(f"no array can be called {key['key']!r:.60}")
 
 
 @contextlib.contextmanager

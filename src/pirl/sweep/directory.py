@@ -17,6 +17,7 @@ from pirl.report import config_differences
 from pirl.sweep.plan import SweepPlan
 
 RESULTS_FILE = "sweep.json"
+JOURNAL_FILE = "study.journal"
 PAGE_FILE = "sweep.html"
 _LOCK = "lock"
 _ADVICE = "Choose another place (--runs-dir)."
@@ -55,6 +56,12 @@ def open_directory(plan: SweepPlan, *, resume: bool, overwrite: bool) -> Iterato
 def _refuse_foreign(path: Path) -> None:
     if path.exists() and not path.is_dir():
         raise DataError(f"{path} is a file: choose another --exp-name or --runs-dir.")
+    # Neither pipes, which would be waited for, nor links, behind which somebody else's file could be changed.
+    for file in (path / RESULTS_FILE, path / JOURNAL_FILE):
+        if file.is_symlink() or (file.exists() and not file.is_file()):
+            raise DataError(
+                f"{file} is damaged (it is not a regular file): take it away, or choose another --exp-name."
+            )
     entries = {entry.name for entry in path.iterdir()} if path.is_dir() else set()
     if entries - {_LOCK} and RESULTS_FILE not in entries:
         raise DataError(f"{path} is not empty, and holds no sweep: choose another --exp-name or --runs-dir.")
@@ -91,7 +98,7 @@ def _try_lock(lock: int) -> bool:
 def _is_alive(process: int) -> bool:
     try:
         os.kill(process, 0)
-    except ProcessLookupError:
+    except (ProcessLookupError, OverflowError):
         return False
     except PermissionError:
         return True
@@ -117,7 +124,7 @@ def _check_settings(plan: SweepPlan) -> None:
         return
     try:
         before = json.loads(file.read_text(encoding="utf-8"))["settings"]
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise DataError(f"{file} is damaged ({error!r}): begin anew with --overwrite.") from error
     if differences := config_differences({"before": before, "now": now}):
         lines = "".join(f"\n  {name}: {old} before, {new} now" for name, (old, new) in differences.items())

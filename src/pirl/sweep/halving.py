@@ -73,6 +73,6 @@ def make_rungs(least: int | None, most: int, reduction: int) -> tuple[int, ...]:
 def parse_rungs(text: str) -> tuple[int, ...]:
     """Rungs from a text such as 5,15,45."""
     parts: Sequence[str] = text.split(",")
-    if not all(part.strip().isdecimal() for part in parts):
-        raise UserError(f"--rungs {text!r} should be whole numbers with commas between, such as 5,15,45.")
+    if not all(part.strip().isdecimal() and len(part) < 19 for part in parts):
+        raise UserError(f"--rungs {text!r:.60} should be whole numbers with commas between, such as 5,15,45.")
     return tuple(int(part) for part in parts)

@@ -11,11 +11,11 @@ from optuna.storages.journal import JournalFileBackend
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from pirl.errors import DataError
+from pirl.sweep.directory import JOURNAL_FILE
 from pirl.sweep.knobs import Knob, Range, Setting
 from pirl.sweep.plan import SweepPlan
 from pirl.sweep.trials import Measurement, State, Trial
 
-JOURNAL_FILE = "study.journal"
 _NAME = "sweep"
 _STATES: dict[TrialState, State] = {
     TrialState.RUNNING: "running",
@@ -42,8 +42,11 @@ class Study:
             self._study = optuna.create_study(
                 storage=storage, study_name=_NAME, direction=self._direction, load_if_exists=True
             )
-        except (ValueError, KeyError) as error:
-            raise DataError(f"{file} is damaged ({error}): restore it, or begin anew with --overwrite.") from error
+            self.trials()
+        except Exception as error:  # Optuna does what the lines say, and fails in whatever way they make it
+            raise DataError(
+                f"{file} is damaged ({error!r:.200}): restore it, or begin anew with --overwrite."
+            ) from error
 
     def trials(self) -> list[Trial]:
         """All there are, by number."""

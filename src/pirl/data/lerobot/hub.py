@@ -10,10 +10,10 @@ from pirl.errors import DataError
 def locate(source: str | os.PathLike[str]) -> tuple[Path, str]:
     """The directory of a dataset given as a path or as a hub id, and the name to call it by."""
     name = os.fspath(source)
-    path = Path(name).expanduser()
+    path = Path(os.path.expanduser(name))
     if path.exists() or not re.fullmatch(r"[A-Za-z0-9][\w.-]*/[\w.-]+", name):
         return path, name
-    home = Path(os.environ.get("HF_LEROBOT_HOME", "~/.cache/huggingface/lerobot")).expanduser() / name
+    home = Path(os.path.expanduser(os.environ.get("HF_LEROBOT_HOME", "~/.cache/huggingface/lerobot"))) / name
     if (home / "meta").is_dir():
         return home, name
     try:
