@@ -5,8 +5,8 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 INSTALL := PIP_CONSTRAINT=constraints.txt PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/pip install --quiet
 
-.PHONY: help setup setup-aloha setup-metaworld setup-libero setup-rendering demo demo-ript test test-slow test-sims lint format
-.PHONY: bench bench-loader bench-step bench-rollouts bench-gate bench-full-size pictures constraints clean
+.PHONY: help setup setup-aloha setup-metaworld setup-libero setup-rendering demo demo-ript test test-slow test-sims fuzz lint format
+.PHONY: bench bench-loader bench-step bench-rollouts bench-gate bench-full-size pictures docs docs-serve constraints clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
@@ -55,6 +55,10 @@ SIMULATORS := aloha libero metaworld mujoco ript_simulators
 test-sims: $(READY)  ## all tests of the simulators that are installed, the slow ones too
 	env -u MUJOCO_GL $(BIN)/pytest -m '' $(wildcard $(SIMULATORS:%=tests/envs/test_%*.py))
 
+fuzz: $(READY)  ## look for input that makes a reader crash, for ten minutes
+	$(INSTALL) atheris==3.0.0
+	$(BIN)/python scripts/fuzz.py --seconds 600
+
 lint: $(READY)  ## style, types, import contract
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -93,11 +97,23 @@ pictures: $(READY)  ## make the pictures of the documentation again
 		--env.objects 3 --env.zones 3 --expert.aim-bias 0.025 --expert.flawed 0.5
 	$(BIN)/pirl envs play --out docs/images/tabletop.png --size 200 --episodes 2
 
+# The theme is maintained until May 2027 and says so at every build; its successor, Zensical, reads the same mkdocs.yml.
+docs docs-serve: export NO_MKDOCS_2_WARNING := 1
+docs: $(VENV)/.docs  ## build the documentation into site/, to be read in a browser, without a server or a network
+	$(BIN)/mkdocs build --quiet --strict
+
+docs-serve: $(VENV)/.docs  ## the same, at http://127.0.0.1:8000, built anew whenever something changes
+	$(BIN)/mkdocs serve --strict --watch src --watch README.md
+
+$(VENV)/.docs: $(READY)
+	$(INSTALL) --editable '.[docs]'
+	@touch $@
+
 constraints: $(READY)  ## pin the newest versions that fit together
 	$(BIN)/pip install --quiet uv
 	$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --no-header --no-annotate --upgrade \
-		--extra dev --extra hub --extra ray --extra sweep --extra tensorboard --extra wandb --extra aloha --extra metaworld \
+		--extra dev --extra docs --extra hub --extra plan --extra ray --extra sweep --extra tensorboard --extra wandb --extra aloha --extra metaworld \
 		--output-file constraints.txt pyproject.toml
 
 clean:  ## remove .venv and caches
-	rm -rf $(VENV) .venv-lerobot build src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache
+	rm -rf $(VENV) .venv-lerobot build site src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache

@@ -17,7 +17,12 @@ from pirl.interop import NormStats, save_policy
 from pirl.models import create_model, get_model_config, list_model_configs
 
 ROOT = Path(__file__).parents[1]
-PAGES = sorted(page.relative_to(ROOT).as_posix() for page in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
+FIRST_PAGES = ["README.md", "README.zh-CN.md"]
+PAGES = [
+    *FIRST_PAGES,
+    *("CHANGELOG.md", "CONTRIBUTING.md"),
+    *sorted(page.relative_to(ROOT).as_posix() for page in (ROOT / "docs").rglob("*.md")),
+]
 
 
 def blocks(page: str, language: str) -> list[str]:
@@ -85,7 +90,7 @@ def test_training_that_takes_longer_could_run(page):
 @pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "python")])
 def test_every_python_example_runs(page, workplace, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    if page != "README.md":
+    if page not in FIRST_PAGES:  # they make their own
         (tmp_path / "checkpoints").symlink_to(workplace / "checkpoints")
     exec(compile("\n".join(blocks(page, "python")), page, "exec"), {})
 
@@ -109,6 +114,32 @@ def test_every_preset_and_benchmark_is_documented():
             assert option.name == "render_mode" or flag in environments, f"{entry.alias}: {flag}"
     record = (ROOT / "benchmarks/README.md").read_text()
     assert all(script.name in record for script in (ROOT / "benchmarks").glob("*.py"))
+
+
+@pytest.mark.parametrize("page", ["docs/quickstart.md", *(page for page in PAGES if page.startswith("docs/guides/"))])
+def test_commands_of_the_guides_could_run(page):
+    """They stand in text blocks; but every option has to exist, and of training every value."""
+    for words in (words for words in commands(page, "text") if words[0] == "pirl"):
+        command = _parse(words[1:])
+        if words[1] == "train":
+            command.resolve()
+
+
+def test_both_first_pages_show_the_same_commands_and_numbers():
+    english, chinese = ((ROOT / page).read_text() for page in FIRST_PAGES)
+
+    def facts(text):
+        rows = [row.split("|") for row in text.splitlines() if row.startswith("|")]
+        numbers = [cell.strip() for row in rows for cell in row if re.fullmatch(r"[\d\s.%–*]+", cell.strip())]
+        return numbers, re.findall(r"`(pirl [^`]+)`", text), re.findall(r"\]\((docs/[^)]+)\)", text)
+
+    for one, other in zip(facts(english), facts(chinese), strict=True):
+        assert sorted(one) == sorted(other)
+
+
+def test_every_page_has_its_place_in_the_navigation():
+    named = set(re.findall(r"[\w/]+\.md", (ROOT / "mkdocs.yml").read_text()))
+    assert {page.removeprefix("docs/") for page in PAGES if page.startswith("docs/")} <= named
 
 
 def test_make_demo_is_pirl_demo():

@@ -19,8 +19,12 @@ from pirl.cli.configs import Configs
 from pirl.cli.convert import Convert
 from pirl.cli.data import DATA_COMMANDS
 from pirl.cli.demo import Demo
+from pirl.cli.doctor import Doctor
 from pirl.cli.envs import ENVS_COMMANDS
 from pirl.cli.evaluate import Evaluate
+from pirl.cli.inspect import Inspect
+from pirl.cli.plan import Plan
+from pirl.cli.report import Report
 from pirl.cli.sweep import Sweep
 from pirl.cli.train import Train, take_settings
 from pirl.errors import UserError, did_you_mean
@@ -30,12 +34,16 @@ COMMANDS: dict[str, Any] = {
     "demo": Demo,
     "train": Train,
     "sweep": Sweep,
+    "plan": Plan,
+    "report": Report,
     "eval": Evaluate,
     "collect": Collect,
     "envs": ENVS_COMMANDS,
     "convert": Convert,
+    "inspect": Inspect,
     "data": DATA_COMMANDS,
     "configs": Configs,
+    "doctor": Doctor,
 }
 # Options that no parser can know beforehand, by the field that they go to.
 _OPEN_OPTIONS: dict[str, Callable[[Sequence[str], str, Any], tuple[list[str], tuple[tuple[str, str], ...]]]] = {
