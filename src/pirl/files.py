@@ -3,6 +3,8 @@
 import contextlib
 import os
 import secrets
+import shutil
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -27,6 +29,14 @@ def writing(what: str, directory: Path, advice: str) -> Iterator[None]:
         yield
     except OSError as error:
         raise DataError(f"{what} cannot be written in {directory}: {error.strerror or error}. {advice}") from error
+
+
+def remove_directory(directory: Path, patience_s: float = 10.0) -> None:
+    """Remove a directory that background threads of an interrupted save may still be writing into."""
+    give_up = time.monotonic() + patience_s
+    while directory.exists() and time.monotonic() < give_up:
+        shutil.rmtree(directory, ignore_errors=True)
+        time.sleep(0.01)
 
 
 def cache_directory() -> Path:

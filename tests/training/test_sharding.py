@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 
 from builders import random_observation
 from golden import content, needs_golden
+from pirl.agents.acrlpd import ACRLPDAgent, ACRLPDConfig
 from pirl.errors import ConfigError
 from pirl.interop import load_policy, save_policy
-from pirl.models import create_model, expected_parameters, get_model_config, get_parameters
+from pirl.models import abstract_model, create_model, expected_parameters, get_model_config, get_parameters
 from pirl.training import sharding
 from pirl.training.sharding import ParameterSharding, make_mesh, parameter_spec
 
@@ -76,3 +77,18 @@ def test_a_checkpoint_is_loaded_onto_the_mesh_and_computes_the_same(tmp_path, mo
     sample = jax.jit(lambda model: model.sample(model.encode(observation), jax.random.key(1), num_steps=2))
     np.testing.assert_allclose(sample(sharded), sample(policy), rtol=1e-5, atol=1e-5)
     assert bool(jnp.all(jnp.isfinite(sample(sharded))))
+
+
+def test_critics_are_whole_on_every_device_and_the_policy_is_not(monkeypatch):
+    """Their arrays are found by the names of the learner's fields, which have to be those that it has."""
+    monkeypatch.setattr(sharding, "MIN_SHARD_BYTES", 0)
+    mesh, policy = make_mesh(8), abstract_model(get_model_config("tiny"))
+    shapes = jax.eval_shape(lambda policy: ACRLPDAgent.create(ACRLPDConfig(), policy, jax.random.key(0)), policy)
+    rule = ParameterSharding(mesh)
+    cut: dict[str, int] = {}
+    for path, leaf in jax.tree_util.tree_leaves_with_path(shapes):
+        name = jax.tree_util.keystr(path, simple=True, separator="/")
+        cut[name.split("/")[0]] = cut.get(name.split("/")[0], 0) + (not rule(name, leaf).is_fully_replicated)
+    assert set(sharding.CRITICS) == {part for part in cut if "critic" in part}
+    assert not any(cut[part] for part in sharding.CRITICS)
+    assert cut["learned"] > 50

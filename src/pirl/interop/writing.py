@@ -18,6 +18,7 @@ from jax.experimental import multihost_utils
 
 import pirl
 from pirl.errors import CheckpointError
+from pirl.files import remove_directory
 from pirl.interop.norm_stats import FILE_NAME, NormStats, write_norm_stats
 from pirl.interop.reading import DESCRIPTION_FILE, Style, quiet_orbax
 from pirl.models.config import Pi0Config
@@ -186,7 +187,7 @@ def _appears_whole(directory: Path) -> Iterator[Path]:
     finally:
         if replaced.exists() and not directory.exists():
             replaced.rename(directory)
-        _remove(partial)
+        remove_directory(partial)
 
 
 @contextlib.contextmanager
@@ -207,14 +208,6 @@ def _appears_to_all(directory: Path) -> Iterator[Path]:
         partial.rename(directory)
         shutil.rmtree(replaced, ignore_errors=True)
     multihost_utils.sync_global_devices(f"{directory} is there")
-
-
-def _remove(directory: Path, patience_s: float = 10.0) -> None:
-    """Remove a directory that background threads of an interrupted save may still be writing into."""
-    give_up = time.monotonic() + patience_s
-    while directory.exists() and time.monotonic() < give_up:
-        shutil.rmtree(directory, ignore_errors=True)
-        time.sleep(0.01)
 
 
 def _clear_remains(directory: Path) -> None:

@@ -19,6 +19,7 @@ from jaxtyping import PyTree
 from pirl.config import CheckpointConfig
 from pirl.envs.evaluation import versions
 from pirl.errors import CheckpointError
+from pirl.files import remove_directory
 from pirl.interop import NormStats, check_target
 from pirl.interop.reading import quiet_orbax
 from pirl.interop.writing import CheckpointWriter
@@ -221,7 +222,7 @@ class Checkpoints:
                 checkpointer.wait_until_finished()
         gc.collect()
         for partial in partials:
-            shutil.rmtree(partial, ignore_errors=True)
+            remove_directory(partial)
         newest = self.latest()
         older = "There is no other one" if newest is None else f"The newest that is whole is that of step {newest}"
         return CheckpointError(
