@@ -109,6 +109,32 @@ def test_the_log_says_why_a_run_ended(tmp_path: Path) -> None:
     assert "ZeroDivisionError: oops" in text
 
 
+def test_a_reader_who_leaves_does_not_take_the_run_along(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As with `pirl train … 2>&1 | head`: what is said from then on is in the log."""
+    reading, writing = os.pipe()
+    with os.fdopen(writing, "w") as stream:
+        monkeypatch.setattr(sys, "stderr", stream)
+        display = Display(10, "run", log=tmp_path / "log.txt")
+        with display:
+            display.say("hello")
+            os.close(reading)
+            display.say("is anybody there?")
+            display.update(1, {"loss": 1.0})
+            display.say("done")
+        with contextlib.suppress(BrokenPipeError):
+            stream.flush()
+        monkeypatch.undo()
+        with contextlib.suppress(BrokenPipeError):
+            stream.close()
+    log = (tmp_path / "log.txt").read_text()
+    assert [line for line in ("hello", "is anybody there?", "done") if line in log] == [
+        "hello",
+        "is anybody there?",
+        "done",
+    ]
+    assert log.count("nothing can be printed any more") == 1
+
+
 def test_the_stopwatch_says_where_the_time_of_each_lap_went() -> None:
     clock = Clock()
     watch = Stopwatch(clock)

@@ -37,6 +37,7 @@ def curves_chart(trials: Sequence[Trial], runs: Sequence[Run], rungs: Sequence[i
         x_range=(0.0, max(1.0, end)),
         y_range=(0.0, 1.0) if share else None,
         height=300,
+        unit="updates",
     )
 
 

@@ -107,8 +107,15 @@ class Display:
             self._phase, self._phase_began = before
 
     def _print(self, text: str) -> None:
-        self._console.print(Text(text), soft_wrap=True)
-        self._stream.flush()
+        if self._console.quiet:
+            return
+        try:
+            self._console.print(Text(text), soft_wrap=True)
+            self._stream.flush()
+        except (OSError, SystemExit) as error:  # the latter is what rich makes of a broken pipe
+            # Whoever read along has left: no reason to lose the run.
+            self._console.quiet = True
+            self._to_log(logging.WARNING, f"nothing can be printed any more ({error!r}); the run goes on.")
 
     def _to_log(self, level: int, text: str, error: BaseException | None = None) -> None:
         if self._log is not None:
