@@ -104,6 +104,7 @@ def test_a_measurement_survives_its_way_through_json(measured):
     assert Measurement.from_plain(json.loads(json.dumps(to_plain(measured)))) == measured
 
 
+@pytest.mark.slow
 def test_operations_are_six_for_each_parameter_and_token():
     """The rule of thumb for transformers: 2 forward and 4 backward, attention and heads being small beside it."""
     config = get_config("aloha_fold_bc")

@@ -281,6 +281,8 @@ def _check_store(directory: Path) -> None:
         for path in directory.rglob("*"):
             if not path.is_file() and not path.is_dir():
                 raise FileNotFoundError(f"{path.relative_to(directory)} is not a regular file")
+        if (directory / "manifest.ocdbt").is_dir():
+            raise FileNotFoundError("manifest.ocdbt is a directory")
         if _is_ocdbt(directory):
             tensorstore.KvStore.open(_store_spec(directory)).result().list().result()
         elif not any(directory.glob("*/.zarray")):
