@@ -330,7 +330,7 @@ def test_rollouts_and_the_updates_from_them_are_those_of_one_process(data, tmp_p
     save_policy(tmp_path / "policy", create_model(model, jax.random.key(0)), norm_stats={ROBOT.name: plain})
     settings = {name.replace("_", "-"): value for name, value in RIPT_TOY.items()}
     settings |= {"checkpoint": tmp_path / "policy", "env.id": FAIR, "fsdp-devices": 4, "rollout.iterations": 3}
-    settings["agent.num-epochs"] = 12
+    settings["agent.num-epochs"] = 13
     train(tmp_path / "alone", data, settings, preset="demo_ript")
     train(tmp_path / "together", data, settings, preset="demo_ript", processes=2, devices=4)
     assert_same_losses(tmp_path / "together", tmp_path / "alone", at_least=50)
