@@ -158,6 +158,30 @@ def test_stopped_within_an_iteration_it_saves_and_goes_on_to_the_same_bits(pract
     assert_same_run(run, tmp_path / "reference", made)
 
 
+def test_stopped_among_rollouts_it_saves_at_once_and_rolls_out_again(practise, tmp_path, monkeypatch, capsys):
+    config, run = practise(rollout__save_dataset=True, rollout__recheck=False, checkpoints__every=9), tmp_path / "run"
+    train(config, exp_name="reference")
+    second = [*values_of(tmp_path / "reference", "rollout/drift")][1]
+    steps_since = []
+
+    def stop_in_the_third_iteration(seed, updates):
+        steps_since.extend([seed] if updates == second else [])
+        if len(steps_since) == 12:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return False
+
+    monkeypatch.setattr(Fair, "fails", staticmethod(stop_in_the_third_iteration))
+    assert train(config, exp_name="run") == 0
+    assert f"stopped at step {second}; --resume goes on from here" in capsys.readouterr().err
+    assert saved(run)[-1] == second
+    stopped_after = len(steps_since)
+    assert len(open_dataset(str(run / "rollouts")).lengths) > 0
+    assert train(config, exp_name="run", resume=True) == 0
+    assert stopped_after < len(steps_since) - stopped_after, "it did not wait for the end of the round"
+    assert_same_run(run, tmp_path / "reference", last_step(tmp_path / "reference"))
+    assert_same_rollouts(run, tmp_path / "reference")
+
+
 def test_more_iterations_go_on_as_if_they_had_been_asked_for_at_once(practise, tmp_path):
     train(practise(rollout__iterations=1), exp_name="run")
     train(practise(rollout__iterations=3), exp_name="run", resume=True)

@@ -1,5 +1,6 @@
 """Learners in environments: how they act, and whose success is measured."""
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any, TypeGuard
 
@@ -10,10 +11,11 @@ from pirl.agents.base import Agent
 from pirl.agents.ript import RIPTAgent
 from pirl.config import EvaluationConfig
 from pirl.data import PolicyIO
-from pirl.envs.planner import ChunkPlanner, PolicyPlanner
+from pirl.envs.planner import Act, ChunkPlanner, PolicyPlanner
 from pirl.envs.pools import EnvPool
 from pirl.models import GuidedObservation, Observation
 from pirl.models.types import Array
+from pirl.training.practice import Interrupted
 from pirl.training.sharding import copy_to_hosts
 
 
@@ -22,11 +24,18 @@ def agent_planner(agent: Agent, policy_io: PolicyIO, pool: EnvPool) -> ChunkPlan
     return ChunkPlanner(partial(_act, agent), policy_io, batch_size=_batch_size(pool), guided=_is_guided(agent))
 
 
-def practice_planner(agent: Agent, policy_io: PolicyIO, pool: EnvPool) -> ChunkPlanner:
-    """The learner as it acts where it learns from what it does."""
-    if not isinstance(agent, RIPTAgent):
-        return agent_planner(agent, policy_io, pool)
-    return ChunkPlanner(partial(_practise, agent), policy_io, batch_size=_batch_size(pool), guided=_is_guided(agent))
+def practice_planner(
+    agent: Agent, policy_io: PolicyIO, pool: EnvPool, is_stopped: Callable[[], bool] = lambda: False
+) -> ChunkPlanner:
+    """The learner as it acts where it learns from what it does, until somebody says stop (`Interrupted`)."""
+    act: Act = partial(_practise, agent) if isinstance(agent, RIPTAgent) else partial(_act, agent)
+
+    def act_unless_stopped(observation: Any, keys: Key[Array, " b"]) -> Float[Array, "b horizon action_dim"]:
+        if is_stopped():
+            raise Interrupted
+        return act(observation, keys)
+
+    return ChunkPlanner(act_unless_stopped, policy_io, batch_size=_batch_size(pool), guided=_is_guided(agent))
 
 
 def evaluated_planner(agent: Agent, policy_io: PolicyIO, pool: EnvPool, config: EvaluationConfig) -> ChunkPlanner:

@@ -19,7 +19,7 @@ from pirl.errors import TrainingError
 from pirl.training.acting import practice_planner
 from pirl.training.drift import DriftProbe
 from pirl.training.iteration_table import header, row
-from pirl.training.practice import Told
+from pirl.training.practice import Interrupted, Told
 from pirl.training.rollout_batches import BatchPlan, Rows, cut_batch, group_advantages, plan_batches
 from pirl.training.rollout_records import Films, RolloutDataset
 from pirl.training.run import RunDirectory
@@ -99,9 +99,10 @@ class Iterations:
         """Iterations that have come to their end."""
         return self._counts["rounds"]
 
-    def collect(self, agent: Agent) -> Told:
+    def collect(self, agent: Agent, is_stopped: Callable[[], bool] = lambda: False) -> Told:
         """Try initial states until there are enough groups of mixed outcomes, or the budget is spent."""
         config, number = self._config, self._counts["rounds"] + 1
+        recorded = None if self._dataset is None else self._dataset.episodes
         films = self._films if self._films is not None and number % config.videos_every == 0 else None
 
         def take(rollout: Rollout) -> None:
@@ -110,16 +111,21 @@ class Iterations:
             if films is not None:
                 films.add(rollout)
 
-        found = roll_out_groups(
-            self._pool,
-            practice_planner(agent, self._setup.policy_io, self._pool),
-            self._curriculum.contexts(number + self._branch() * _BRANCHES_APART),
-            attempts=config.attempts,
-            groups=config.groups,
-            budget=config.budget,
-            execute_steps=self._setup.config.evaluation.execute_steps,
-            on_rollout=take,
-        )
+        try:
+            found = roll_out_groups(
+                self._pool,
+                practice_planner(agent, self._setup.policy_io, self._pool, is_stopped),
+                self._curriculum.contexts(number + self._branch() * _BRANCHES_APART),
+                attempts=config.attempts,
+                groups=config.groups,
+                budget=config.budget,
+                execute_steps=self._setup.config.evaluation.execute_steps,
+                on_rollout=take,
+            )
+        except Interrupted:
+            if self._dataset is not None:
+                self._dataset.go_on_after(recorded)  # those that were finished are there already when they come again
+            raise
         if films is not None:
             films.write(f"iteration-{number:04d}")
         lines = [*self._hold(found), *_losses(found)]

@@ -1,7 +1,7 @@
 """Online practice: rounds of episodes that the learner acts by itself, and the updates that are owed for them."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -73,10 +73,10 @@ class OnlinePractice:
         self._counts["updates"] += count
         return [self._sampler.batch(step) for step in range(first, first + count)]
 
-    def collect(self, agent: Agent) -> Told:
+    def collect(self, agent: Agent, is_stopped: Callable[[], bool] = lambda: False) -> Told:
         """One round of episodes."""
         assert self._pool is not None
-        planner = practice_planner(agent, self._policy_io, self._pool)
+        planner = practice_planner(agent, self._policy_io, self._pool, is_stopped)
         count, first = self._config.episodes_per_round, self._counts["rounds"] * self._config.episodes_per_round
         starts = make_starts(self._pool.description, first + count, self._config.seed)[first:]
         rollouts = list(roll_out(self._pool, planner, starts, execute_steps=self._execute_steps, keep_images=True))

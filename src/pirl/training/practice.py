@@ -1,6 +1,6 @@
 """What the trainer knows of practice: rounds in which the learner acts, and the updates that follow each of them."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
@@ -15,6 +15,10 @@ class Told:
     metrics: Mapping[str, Number] = field(default_factory=dict)
     timing: Mapping[str, Number] = field(default_factory=dict)
     lines: Sequence[str] = ()
+
+
+class Interrupted(Exception):  # noqa: N818
+    """Somebody said stop in the middle of a round: it is as if it had not begun, and comes again another time."""
 
 
 @runtime_checkable
@@ -41,8 +45,8 @@ class Practice(Protocol):
         """Rounds that have come to their end, with their updates."""
         ...
 
-    def collect(self, agent: Agent) -> Told:
-        """Act; the updates that follow from it are owed then."""
+    def collect(self, agent: Agent, is_stopped: Callable[[], bool] = lambda: False) -> Told:
+        """Act; the updates that follow from it are owed then. Raises `Interrupted` if it is stopped meanwhile."""
         ...
 
     def batches(self) -> list[Any]:

@@ -44,8 +44,8 @@ class SharedPractice:
         """Rounds that have come to their end, with their updates."""
         return self._practice.rounds
 
-    def collect(self, agent: Agent) -> Told:
-        """Let the first host act."""
+    def collect(self, agent: Agent, is_stopped: Callable[[], bool] = lambda: False) -> Told:
+        """Let the first host act, to the end of the round: all hosts stop at the same step."""
         return self._lead(agent, self._practice.collect)
 
     def batches(self) -> list[Any]:

@@ -22,7 +22,7 @@ from pirl.training.health import EarlyStopping, Health, StopSignal
 from pirl.training.iteration_health import IterationHealth, Problem
 from pirl.training.measuring import measure_losses, measure_success_once
 from pirl.training.memory import MemoryMonitor
-from pirl.training.practice import Told
+from pirl.training.practice import Interrupted, Told
 from pirl.training.practising import make_practice, open_environments
 from pirl.training.rollbacks import Rollbacks
 from pirl.training.run import RunDirectory
@@ -132,7 +132,7 @@ class Trainer:
             self._save()  # something to go back to
         with StopSignal(self._display.note) as signal:
             while not (self._is_over() or self._stop_early or self._is_stopped(signal)):
-                if not self._is_offline() and not self._practise():
+                if not self._is_offline() and not self._practise(signal):
                     continue
                 batch, count = self._next_batch()
                 update, what = (self._update, "the update") if count == 1 else (self._updates, f"{count} updates")
@@ -209,13 +209,16 @@ class Trainer:
         if self._step == self._first_step:
             self._stopwatch = Stopwatch()
 
-    def _practise(self) -> bool:
+    def _practise(self, signal: StopSignal) -> bool:
         """Collect a round of episodes if no updates are owed; says whether there are any now."""
         assert self._practice is not None
         if self._practice.owes_updates:
             return True
         with self._display.phase("practising"), self._stopwatch("rollout"), self._compiling("acting"):
-            told = self._practice.collect(self._agent)
+            try:
+                told = self._practice.collect(self._agent, lambda: signal.requested)
+            except Interrupted:
+                return False
         self._losses = []
         self._tell(told)
         success, speed = told.metrics.get("rollout/success"), told.timing.get("env_steps_per_second")
