@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import time
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from pirl.data import ChunkSampler
 from pirl.envs.planner import find_policy
 from pirl.errors import ConfigError, DataError, EnvError, TrainingError, UserError
 from pirl.interop import open_checkpoint
+from pirl.training.health import Health
 from pirl.training.setup import data_identity, set_up
 from pirl.training.trainer import train
 
@@ -223,3 +225,18 @@ def test_the_identity_of_data_follows_its_values(configure):
     actions[7, 0] += 1e-6
     changed = dataclasses.replace(setup.trajectories, actions=actions)
     assert data_identity(dataclasses.replace(setup, trajectories=changed)) != data_identity(setup)
+
+
+def test_the_time_in_which_the_device_computes_is_that_of_the_updates(configure, tmp_path, monkeypatch):
+    look, wait = Health.check, 0.05
+
+    def look_when_the_device_is_done(self, *given):
+        time.sleep(wait)
+        look(self, *given)
+
+    monkeypatch.setattr(Health, "check", look_when_the_device_is_done)
+    train(configure(**PLAIN, steps=4, logging__every=2), exp_name="run")
+    timing = [json.loads(line) for line in (tmp_path / "run" / "timing.jsonl").read_text().splitlines()]
+    updates = [record["seconds/update"] for record in timing if "seconds/update" in record]
+    assert len(updates) == 2
+    assert all(seconds >= 2 * wait for seconds in updates[1:]), "the first is not all counted: it compiles"

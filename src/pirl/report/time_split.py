@@ -49,7 +49,7 @@ def time_section(timings: Mapping[str, Mapping[str, Curve]], colours: Mapping[st
         )
         caption = (
             "Time of the host since the first update was compiled. The device works on while the host does other "
-            "things: where the host waits for it, which is mostly in the rest, the time is that of the updates."
+            "things; the time in which the host waits for it is that of the updates."
         )
         body = names + figure(f'<div class="bars">{rows}</div>{_table(splits, activities)}', caption)
     runs = [Run(name, timing) for name, timing in timings.items()]

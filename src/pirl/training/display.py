@@ -178,7 +178,7 @@ def duration(seconds: float) -> str:
 
 
 class Stopwatch:
-    """Where the host's time goes. What the device does shows where the host next waits for it."""
+    """Where the host's time goes. What the device does shows where the host waits for it."""
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter):
         self._clock = clock

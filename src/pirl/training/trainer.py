@@ -232,9 +232,10 @@ class Trainer:
     def _is_sound(self, metrics: Metrics, batch: Any) -> bool:
         """Look at an update, and at what has come of a round when it was the last; False if the run went back."""
         try:
-            self._health.check(self._step - 1, metrics, own_rows(batch))
-            if self._config.goes_by_iterations and not (self._practice and self._practice.owes_updates):
-                self._health.finish()  # so that nothing of it comes to light later, in the next iteration
+            with self._stopwatch("update"):  # it is here that the host waits for the device
+                self._health.check(self._step - 1, metrics, own_rows(batch))
+                if self._config.goes_by_iterations and not (self._practice and self._practice.owes_updates):
+                    self._health.finish()  # so that nothing of it comes to light later, in the next iteration
         except TrainingError:
             reason = f"{self._config.health.max_skipped} updates in a row were skipped"
             if self._config.health.action != "rollback" or not self._go_back(reason):
