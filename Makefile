@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 INSTALL := PIP_CONSTRAINT=constraints.txt PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/pip install --quiet
 
-.PHONY: help setup setup-aloha setup-metaworld setup-libero setup-rendering demo demo-ript test test-slow test-sims fuzz lint format
+.PHONY: help setup setup-aloha setup-metaworld setup-libero setup-rendering demo demo-ript test test-slow test-sims fuzz soak mutants lint format
 .PHONY: bench bench-loader bench-step bench-rollouts bench-gate bench-full-size pictures docs docs-serve constraints clean
 
 help:  ## list the targets
@@ -45,8 +45,8 @@ demo: $(READY)  ## collect data, train BC, train RL, compare: about ten minutes 
 demo-ript: $(READY)  ## the same for RIPT: a weak policy practises in the simulator
 	$(BIN)/pirl demo ript
 
-test: $(READY)  ## all tests but the slow ones
-	$(BIN)/pytest
+test: $(READY)  ## all tests but the slow ones, and which share of the lines they run
+	$(BIN)/pytest -p line_coverage --least-lines 90
 
 test-slow: $(READY)  ## the slow tests: minutes each, some install other packages
 	$(BIN)/pytest -m slow
@@ -58,6 +58,12 @@ test-sims: $(READY)  ## all tests of the simulators that are installed, the slow
 fuzz: $(READY)  ## look for input that makes a reader crash, for ten minutes
 	$(INSTALL) atheris==3.0.0
 	$(BIN)/python scripts/fuzz.py --seconds 600
+
+mutants: $(READY)  ## break the code in a dozen places: the tests that stand against it have to fail
+	$(BIN)/python scripts/mutants.py
+
+soak: $(READY)  ## disturb the demo's learners for two hours: they have to end in the same bits (docs/results/soak.md)
+	PYTHONPATH=scripts $(BIN)/python -m soak --minutes 120 --out runs/soak
 
 lint: $(READY)  ## style, types, import contract
 	$(BIN)/ruff check .
@@ -96,6 +102,7 @@ pictures: $(READY)  ## make the pictures of the documentation again
 	$(BIN)/pirl envs play --out docs/images/tabletop.gif --size 220 --episodes 6 --seed 1 --env.max-steps 40 \
 		--env.objects 3 --env.zones 3 --expert.aim-bias 0.025 --expert.flawed 0.5
 	$(BIN)/pirl envs play --out docs/images/tabletop.png --size 200 --episodes 2
+	$(BIN)/python scripts/learning_pictures.py
 
 # The theme is maintained until May 2027 and says so at every build; its successor, Zensical, reads the same mkdocs.yml.
 docs docs-serve: export NO_MKDOCS_2_WARNING := 1

@@ -64,11 +64,12 @@ def main() -> None:
             found.setdefault(name, []).append(counts)
     write_table(arguments.out, found)
     rate = {name: sum(won for won, _ in counts) / sum(all_ for _, all_ in counts) for name, counts in found.items()}
+    cloned = rate.get("BC, own successes")
     print(
         json.dumps(
             {
                 "name": "compared_learners",
-                "ratio": round(rate.get("RIPT, positive", 0.0) / max(rate.get("BC, own successes", 0.0), 1e-9), 3),
+                "ratio": round(rate["RIPT, positive"] / cloned, 3) if cloned else None,
                 "target": 1.0,
                 "compared": "success of RIPT (positive) against BC on the start policy's own successes, equal steps",
                 "success": {name: round(value, 4) for name, value in rate.items()},

@@ -8,7 +8,21 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from pirl.errors import DataError
+from pirl.errors import DataError, UserError
+
+
+def expand_home(path: str | os.PathLike[str]) -> Path:
+    """The path with `~` or `~name` at its beginning replaced by that home; the home of nobody is an error."""
+    try:
+        expanded = os.path.expanduser(os.fspath(path))
+    except ValueError as error:  # a NUL, which no name has
+        raise UserError(f"{os.fspath(path)!r} is no path: {error}.") from error
+    home = expanded.split("/", 1)[0]
+    if home == "~":
+        raise UserError(f"{path}: where your home directory is, is not known. Set HOME, or give the whole path.")
+    if home.startswith("~"):
+        raise UserError(f"{path} is in the home of nobody: there is no user {home[1:]!r}. Give the whole path.")
+    return Path(expanded)
 
 
 def write_file(path: Path, content: bytes | str) -> None:
@@ -42,6 +56,5 @@ def remove_directory(directory: Path, patience_s: float = 10.0) -> None:
 def cache_directory() -> Path:
     """Where caches live: `PIRL_CACHE`, or `pirl` in the user's cache directory. It can be deleted at any time."""
     if chosen := os.environ.get("PIRL_CACHE"):
-        return Path(chosen).expanduser().resolve()
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base).expanduser() if base else Path.home() / ".cache") / "pirl"
+        return expand_home(chosen).resolve()
+    return expand_home(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "pirl"

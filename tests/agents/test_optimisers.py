@@ -1,5 +1,8 @@
 """The optimiser and its schedules against recordings of OpenPI's; what is frozen, by name and by LoRA."""
 
+import dataclasses
+import math
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,6 +15,8 @@ from pirl.agents.learning import LearnedPolicy, check_freeze, matches_any
 from pirl.agents.optimisers import OptimiserConfig
 from pirl.errors import ConfigError
 from pirl.models import expected_parameters, get_model_config
+
+FLOATS = [field.name for field in dataclasses.fields(OptimiserConfig) if field.type is float]
 
 
 @needs_golden
@@ -69,6 +74,7 @@ def test_five_updates_equal_openpi(case, weight_decay, clip):
         {"b2": 1.0},
         {"warmup_steps": -1},
         {"warmup_steps": 10, "decay_steps": 10},
+        *({name: value} for name in FLOATS for value in (math.inf, math.nan)),
     ],
 )
 @pytest.mark.usefixtures("unchecked_signatures")

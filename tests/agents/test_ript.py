@@ -307,6 +307,7 @@ def test_the_average_drifts_acts_and_is_validated_as_in_cloning():
         {"max_weight": math.nan},
         {"cond_dropout": 1.5},
         {"guidance_weight": -0.5},
+        {"practice_guidance": float("inf")},
         {"bc_loss_weight": -1.0},
         {"num_epochs": 0},
         {"accumulation_steps": 0},

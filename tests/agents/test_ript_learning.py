@@ -106,6 +106,11 @@ def act(agent: RIPTAgent, observation: Any, rng: Any) -> Any:
 
 
 @jax.jit
+def practise(agent: RIPTAgent, observation: Any, rng: Any) -> Any:
+    return agent.practise(observation, rng)
+
+
+@jax.jit
 def learn(agent: RIPTAgent, batch: RolloutBatch, rng: Any) -> RIPTAgent:
     """All passes over an iteration's chunks."""
 
@@ -158,7 +163,7 @@ def test_the_indicator_is_left_out_as_often_as_is_asked():
     states, size = np.ones(4096), 4096
     batch = RolloutBatch(
         chunks_of(observe(states), np.ones((size, 1, 1), np.float32)),
-        -np.ones(size, np.float32),
+        np.ones(size, np.float32),
         np.ones(size, bool),
         prompts_of(np.full(size, POSITIVE)),
     )
@@ -173,9 +178,13 @@ def test_the_indicator_is_left_out_as_often_as_is_asked():
     )
     assert plain > 2 * indicated
     assert abs((some - indicated) / (plain - indicated) - 0.3) < 0.04
-    # Weights play no part, whatever the advantage: it is the loss of cloning under these prompts.
+    # Nor does it matter by how much an advantage is positive: it is the loss of cloning under these prompts.
     asked = chunks_of(observe(states, POSITIVE), batch.chunks.actions)
     np.testing.assert_allclose(indicated, jax.jit(RIPTAgent.compute_bc_loss)(learner(policy), asked, KEY)[0], rtol=1e-6)
+    # Of a failure it is a share.
+    failed = dataclasses.replace(batch, advantages=-3 * batch.advantages)
+    agent = learner(policy, weighting="guidance", cond_dropout=0.0, negative_weight=0.25)
+    np.testing.assert_allclose(loss(agent, failed), 0.25 * indicated, rtol=1e-6)
 
 
 @pytest.mark.usefixtures("gaussian")
@@ -203,6 +212,8 @@ def test_acting_is_guided_from_the_plain_prompt_to_the_indicated_one_and_beyond(
     assert np.abs(indicated - plain).min() > 1
     for weight in (0.0, 1.0, 2.5):
         chunks = act(learner(policy, guidance_weight=weight), both, KEY)
+        practised = practise(learner(policy, practice_guidance=weight, practice_solver="euler"), both, KEY)
+        np.testing.assert_array_equal(practised, chunks)
         if weight in (0, 1):
             np.testing.assert_array_equal(chunks, indicated if weight else plain)
         np.testing.assert_allclose(chunks, plain + weight * (indicated - plain), rtol=1e-4, atol=1e-5)

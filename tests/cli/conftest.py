@@ -35,3 +35,22 @@ def policy(tmp_path_factory):
     model = create_model(get_model_config("tiny"), jax.random.key(0))
     save_policy(directory, model, norm_stats={"tabletop": stats})
     return directory
+
+
+@pytest.fixture
+def make_run(policy, tmp_path):
+    """Make the directory of a run whose newest policy is the untrained one."""
+    import dataclasses
+    import shutil
+
+    from pirl.config import get_config, save_config
+
+    def make(name, env, execute_steps):
+        run = tmp_path / "runs" / name
+        shutil.copytree(policy, run / "checkpoints" / "policy" / "10")
+        config = get_config("demo_bc")
+        evaluation = dataclasses.replace(config.evaluation, execute_steps=execute_steps)
+        save_config(run / "config.yaml", dataclasses.replace(config, env=env, evaluation=evaluation))
+        return f"runs/{name}"
+
+    return make

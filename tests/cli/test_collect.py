@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from pirl.data import load_robot, open_dataset
+from pirl.envs.registry import EnvConfig
 from written import files_of
 
 FAST = ("--env.image-size", 28, "--env.max-steps", 40, "--envs", 4, "--expert.aim-bias", 0.02)
@@ -149,3 +150,14 @@ def test_other_settings_are_named(call):
     code, _, err = call(*arguments, "--resume", "--env.objects", 3, "--expert.noise", 0.1)
     assert code == 2
     assert "expert.noise is 0.0 there, and 0.1 here; env.options.objects is null there, and 3 here" in err
+
+
+def test_a_run_collects_where_it_was_trained(call, make_run):
+    run = make_run("a", EnvConfig("tabletop", options={"image_size": 28, "max_steps": 6}), 3)
+    arguments = ("collect", "--policy", run, "--episodes", 2, "--out", "data", "--num-steps", 1, "--storage", "image")
+    code, out, err = call(*arguments)
+    assert (code, err) == (0, "")
+    assert out.startswith("as in runs/a: --env tabletop --env.image-size 28 --env.max-steps 6 --execute-steps 3\n")
+    settings = json.loads(Path("data/meta/pirl_collect.json").read_text())["settings"]
+    assert settings["env"]["options"] == {"image_size": 28, "max_steps": 6}
+    assert settings["execute_steps"] == 3

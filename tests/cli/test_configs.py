@@ -1,5 +1,6 @@
 """`pirl configs`: every preset in one table, and each of them as YAML that trains."""
 
+import os
 import subprocess
 import sys
 
@@ -51,3 +52,43 @@ def test_the_command_line_starts_without_jax():
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("program", [("-c", "from pirl.cli.main import main; main()"), ("-m", "pirl.cli.main")])
+def test_an_interrupt_while_modules_are_loaded_ends_quietly(tmp_path, program):
+    """A module that is loaded early interrupts its own process, as ctrl-C would at that moment."""
+    (tmp_path / "tyro.py").write_text(
+        "import os, signal, time\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # who runs tests in the background ignores it
+        "os.kill(os.getpid(), signal.SIGINT)\n"
+        "time.sleep(30)\n"
+    )
+    ended = subprocess.run(
+        [sys.executable, *program, "--help"],
+        env=os.environ | {"PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+    )
+    assert (ended.returncode, ended.stdout, ended.stderr) == (130, "", "interrupted\n")
+
+
+INTERRUPTED_WHILE_COMPILING = """
+import atexit, os, signal, sys, types
+sys.modules["jax"] = types.ModuleType("jax")  # its compiler is at work, and crashes with the interpreter's end:
+atexit.register(os.kill, os.getpid(), signal.SIGSEGV)
+from pirl.cli.configs import Configs
+from pirl.cli.main import main
+
+def run(self):
+    print("half of it")
+    raise KeyboardInterrupt
+
+Configs.run = run
+main()
+"""
+
+
+def test_an_interrupt_does_not_wait_for_the_compiler_to_crash():
+    command = [sys.executable, "-c", INTERRUPTED_WHILE_COMPILING, "configs"]
+    ended = subprocess.run(command, capture_output=True, text=True)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (130, "half of it\n", "interrupted\n")

@@ -52,6 +52,15 @@ def test_inspection_shows_tree_counts_and_statistics(run, checkpoint):
     assert set(summary["tree"]) == set(random_parameters(MICRO))
 
 
+def test_of_a_run_the_newest_policy_is_meant(run, tmp_path):
+    policies = tmp_path / "run" / "checkpoints" / "policy"
+    for step, seed in ((9, 0), (10, 1)):
+        save_policy(policies / str(step), random_model(MICRO, seed), norm_stats=STATS)
+    assert json.loads(run("convert", tmp_path / "run", "--json")[1])["directory"] == str(policies / "10")
+    assert run("convert", "--check", tmp_path / "run", policies / "10")[0] == 0
+    assert run("convert", "--check", policies / "9", tmp_path / "run")[0] == 1
+
+
 def test_conversion_casts_and_keeps_the_rest(run, checkpoint, tmp_path):
     code, out, _ = run("convert", checkpoint, tmp_path / "out", "--dtype", "bfloat16", "--style", "trained")
     assert (code, "wrote" in out) == (0, True)

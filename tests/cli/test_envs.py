@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from pirl.envs.registry import list_envs
+from pirl.envs.registry import EnvConfig, list_envs
 from pirl.envs.tabletop.world import TableConfig
 
 
@@ -96,3 +96,12 @@ def test_bad_input_is_explained_with_exit_code_2(call, arguments, message):
     code, out, err = call("envs", *arguments)
     assert code == 2
     assert message in out + err
+
+
+def test_a_run_plays_where_it_was_trained(call, make_run):
+    run = make_run("a", EnvConfig("tabletop", options={"image_size": 28, "max_steps": 6}), 3)
+    code, out, _ = call("envs", "play", "--checkpoint", run, "--episodes", 1, "--num-steps", 1)
+    assert code == 0
+    said, played, *_ = out.splitlines()
+    assert said == "as in runs/a: --env tabletop --env.image-size 28 --env.max-steps 6 --execute-steps 3"
+    assert "after 6 steps" in played

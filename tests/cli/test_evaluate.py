@@ -6,6 +6,8 @@ from pathlib import Path
 import av
 import pytest
 
+from pirl.envs.registry import EnvConfig
+
 FAST = ("--env.image-size", 28, "--env.max-steps", 40, "--envs", 4)
 
 
@@ -46,6 +48,13 @@ def test_the_same_seed_prints_and_writes_the_same(call):
     assert once(0)[1]["episodes"] != once(1)[1]["episodes"]
 
 
+def test_a_file_in_the_home_directory_goes_there_though_the_shell_says_nothing(call, monkeypatch, tmp_path):
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    assert "written to" in evaluate(call, "expert", "--episodes", 1, "--json=~/a.json")
+    assert (tmp_path / "home" / "a.json").is_file()
+    assert not (tmp_path / "~").exists()
+
+
 def test_one_task_can_be_asked_for(call):
     task = "put the red block in the blue zone"
     out = evaluate(call, "expert", "--episodes", 3, "--task", task, "--json", "a.json")
@@ -68,6 +77,86 @@ def test_a_policy_is_compared_with_the_expert_start_by_start(call, policy):
     assert len(frames) == max(episode["length"] for episode in content["first"]["episodes"]) + 1
     left, right = (frames[-1][20:100, x].mean(axis=0).argmax() for x in (0, 116))
     assert (left, right) == (0, 1), "red for the policy, green for the expert beside it"
+
+
+SMALL = EnvConfig("tabletop", options={"image_size": 28, "max_steps": 6, "objects": 3})
+QUICK = ("--episodes", 2, "--envs", 2, "--num-steps", 1, "--json", "a.json")
+
+
+def settings_of(call, *arguments):
+    """What was said before the measurement, and what it was made with."""
+    code, out, err = call("eval", *arguments, *QUICK)
+    assert (code, err) == (0, ""), err
+    content = json.loads(Path("a.json").read_text())
+    content = content.get("first", content)["settings"]
+    return out.splitlines()[0], content["env"], content.get("execute_steps")
+
+
+def test_a_run_is_measured_where_it_was_trained_and_the_output_says_so(call, make_run):
+    said, env, steps = settings_of(call, make_run("a", SMALL, 3))
+    assert said == (
+        "as in runs/a: --env tabletop --env.image-size 28 --env.max-steps 6 --env.objects 3 --execute-steps 3"
+    )
+    assert env == {"id": "tabletop", "adapter": None, "options": {"image_size": 28, "max_steps": 6, "objects": 3}}
+    assert steps == 3
+    # What was said, given by hand, is the same measurement.
+    policy = "runs/a/checkpoints/policy/10"
+    assert settings_of(call, policy, *said.split(": ")[1].split())[1:] == (env, steps)
+
+
+def test_the_command_line_has_the_last_word_over_the_run(call, make_run):
+    run = make_run("a", SMALL, 3)
+    said, env, steps = settings_of(call, run, "--env.max-steps", 4, "--execute-steps", 2)
+    assert said == "as in runs/a: --env tabletop --env.image-size 28 --env.objects 3"
+    assert (env["options"], steps) == ({"image_size": 28, "max_steps": 4, "objects": 3}, 2)
+    said, env, steps = settings_of(call, run, "--env", "tabletop", "--env.max-steps", 4)
+    assert said == "as in runs/a: --execute-steps 3"
+    assert (env["options"], steps) == ({"max_steps": 4}, 3), "another environment begins with its own defaults"
+    said, env, steps = settings_of(call, run, "--env.id=tabletop", "--env.max-steps", 4, "--execute-steps", 2)
+    assert "as in" not in said
+
+
+def test_the_expert_beside_a_run_acts_where_the_run_was_trained(call, make_run):
+    said, env, _ = settings_of(call, "expert", make_run("a", SMALL, 3))
+    assert said.startswith("as in runs/a: --env tabletop --env.image-size 28")
+    assert env["options"]["objects"] == 3
+
+
+def test_a_run_that_knew_no_environment_leaves_it_to_the_command_line(call, make_run):
+    said, env, steps = settings_of(call, make_run("a", None, 3), "--env.max-steps", 4)
+    assert said == "as in runs/a: --execute-steps 3"
+    assert (env["id"], steps) == ("tabletop", 3)
+
+
+def test_runs_that_differ_are_compared_only_where_somebody_says(call, make_run):
+    wide = EnvConfig("tabletop", options={"image_size": 28, "max_steps": 7})
+    runs = make_run("a", SMALL, 3), make_run("b", wide, 3), make_run("c", SMALL, 2)
+    code, out, err = call("eval", *runs[:2], *QUICK)
+    assert (code, out) == (2, "")
+    assert "runs/a and runs/b were not trained with the same environment" in err
+    assert "--env.max-steps 6 --env.objects 3 in one, --env tabletop --env.image-size 28 --env.max-steps 7 in" in err
+    code, out, err = call("eval", runs[0], runs[2], *QUICK)
+    assert (code, "number of steps: --execute-steps 3 in one, --execute-steps 2" in err) == (2, True)
+    said, _, steps = settings_of(call, runs[0], runs[2], "--execute-steps", 2)
+    assert (said.startswith("as in runs/a and runs/c: --env tabletop"), steps) == (True, 2)
+
+
+def test_of_a_directory_of_runs_one_has_to_be_named(call, make_run):
+    make_run("b", SMALL, 3)
+    make_run("a", SMALL, 3)
+    code, out, err = call("eval", "runs", *QUICK)
+    assert (code, out, err) == (2, "", "error: runs holds runs; name one of them: runs/a, runs/b.\n")
+
+
+def test_a_damaged_configuration_is_needed_only_for_what_nobody_says(call, make_run):
+    run = make_run("a", SMALL, 3)
+    Path(run, "config.yaml").write_text("stesp: 3")
+    code, _, err = call("eval", run, *QUICK)
+    assert code == 2
+    assert "runs/a/config.yaml has no field 'stesp'" in err
+    assert "both --env and --execute-steps are needed" in err
+    _, env, steps = settings_of(call, run, "--env", "tabletop", "--env.max-steps", 4, "--execute-steps", 2)
+    assert (env["options"], steps) == ({"max_steps": 4}, 2)
 
 
 @pytest.mark.parametrize(

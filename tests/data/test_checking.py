@@ -7,6 +7,7 @@ import os
 import numpy as np
 import PIL.Image
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -116,6 +117,40 @@ def test_numbers_that_cannot_be_are_problems(version, column, value, expected, t
     assert any(column in problem and expected in problem for problem in problems), problems
     if expected != "whole numbers":  # with which no row could be placed
         assert any("action" in problem and "not finite" in problem for problem in problems)
+
+
+@pytest.mark.parametrize("version", ["v2.1", "v3.0"])
+@pytest.mark.parametrize(
+    ("column", "dtype", "value", "shown"),
+    [
+        ("observation.state", "float64", 1e300, "1e+300"),
+        ("observation.state", "float32", 1e38, "1e+38"),
+        ("action", "float32", -3e38, "-3e+38"),
+        ("action", "float64", 2e19, "2e+19"),
+    ],
+)
+def test_a_number_that_nobody_measured_is_a_problem_with_its_place(version, column, dtype, value, shown, tmp_path):
+    built = build(tmp_path / "data", version=version, cameras="none")
+
+    def spoil(table):
+        rows = np.array(table[column].to_pylist(), dtype)
+        rows[(np.array(table["episode_index"]) == 1) & (np.array(table["frame_index"]) == 2), 1] = value
+        return pa.array(list(rows), pa.list_(pa.from_numpy_dtype(rows.dtype)))
+
+    replace(built, column, spoil)
+    _, found = check_dataset(built.root)
+    (problem,) = (entry for entry in found if entry.severity == "problem")
+    assert (problem.episode, problem.column, problem.value) == (1, column, shown)
+    assert problem.message == "frame 2, dimension 1 is no measurement, and its square is beyond float32"
+    episodes = pq.read_table(built.root / problem.file)["episode_index"].to_pylist()
+    assert 1 in episodes, "the file that is named is the one that holds it"
+
+
+@pytest.mark.parametrize("value", [1e19, -1e19])
+def test_a_large_number_that_float32_can_square_is_none(value, tmp_path):
+    built = build(tmp_path / "data", cameras="none")
+    replace(built, "action", lambda table: [[value * row / len(table)] * 3 for row in range(len(table))])
+    assert check(built) == []
 
 
 def test_a_task_list_with_an_enormous_number_is_read(tmp_path):

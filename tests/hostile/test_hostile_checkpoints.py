@@ -111,6 +111,8 @@ DESCRIPTIONS = [
     Case("the model's dtype is unknown", about("dtype", "float33"), CHECK, ["float33"]),
     Case("the tokenizer is a path outside", about("tokenizer", "../../etc/passwd"), CHECK, ["tokenizer"]),
     Case("the pictures have no size", about("image_resolution", [0, 0]), CHECK, ["image_resolution"]),
+    Case("the policy reads no prompt and is to be guided by it", about("max_token_len", 0), f"{EVALUATE} --guidance 2", ["guidance speaks through the prompt", "max_token_len = 0"]),
+    Case("pirl.json guides a policy that reads no prompt", both(about("max_token_len", 0), json_file(ABOUT, lambda content: content | {"guidance": 2.0})), EVALUATE, ["guidance speaks through the prompt", "max_token_len = 0"]),
     Case("the robot in pirl.json is a list", json_file(ABOUT, lambda content: content | {"robot": [1]}), EVALUATE, ["robot", "mapping"]),
 ]  # fmt: skip
 

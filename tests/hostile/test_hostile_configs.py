@@ -73,6 +73,9 @@ VALUES = [
     yaml("a rate of five thousand hexadecimal digits", "agent: {optimiser: {peak_lr: 0x" + "f" * 5000 + "}}\n", "line 1", "too large"),
     yaml("a rate in base 60 of five thousand places", "agent: {optimiser: {peak_lr: 1" + ":59" * 5000 + "}}\n", "line 1", "too large"),
     yaml("a rate of NaN", "agent: {optimiser: {peak_lr: .nan}}\n", "peak_lr", "nan"),
+    yaml("a rate without end", "agent: {optimiser: {peak_lr: .inf}}\n", "peak_lr = inf", "finite"),
+    yaml("a rate at the end without end", "agent: {optimiser: {end_lr: .inf}}\n", "end_lr = inf", "finite"),
+    yaml("a weight decay of NaN", "agent: {optimiser: {weight_decay: .nan}}\n", "weight_decay", "nan"),
     yaml("a name that is a number", "name: 7\n", "name should be text", "Put it in quotes"),
     yaml("a place that is a list", "runs_dir: [a]\n", "runs_dir should be a path"),
     yaml("an environment without a name", "env: {size: 3}\n", "env"),
@@ -80,6 +83,12 @@ VALUES = [
     yaml("an environment of an unknown name", "env: {id: tabeltop}\nevaluation: {every: 10}\n", "tabeltop"),
     yaml("an adapter that is a program", "env: {id: x, adapter: 'os:system'}\n", "env"),
     yaml("an adapter that climbs", "env: {id: x, adapter: '../../outside:Env'}\n", "env"),
+    yaml("a model that is a word", "model: tiny\n", "model should be a group"),
+    yaml("a model that is a number", "model: 3\n", "model should be a group"),
+    yaml("a vision that is a word", "model: {vision: good}\n", "model.vision should be a group", "good"),
+    yaml("a language that is a list", "model: {language: [1, 2]}\n", "model.language should be a group"),
+    yaml("cameras that are a number", "model: {cameras: 3}\n", "model.cameras should be", "3"),
+    yaml("a dtype that is a number", "model: {dtype: 32}\n", "model.dtype should be", "32"),
     yaml("cameras of numbers", "model: {cameras: [1, 2]}\n", "model.cameras should be"),
     yaml("a picture of no size", "model: {image_resolution: [0, 0]}\n", "image_resolution"),
 ]  # fmt: skip
@@ -113,7 +122,7 @@ FILES = [
     Case("the configuration is a link to nowhere", link("c.yaml", "nowhere"), TRAIN, ["c.yaml", "No such file"]),
     Case("the configuration is a link to itself", link("c.yaml", "c.yaml"), TRAIN, ["c.yaml"]),
     Case("the configuration has a name too long", nothing, ["train", "--exp-name", "a", "--config-file", "a" * 5000], ["too long"]),
-    Case("the configuration is in nobody's home", nothing, "train --exp-name a --config-file ~nobody_at_all/c.yaml", ["~nobody_at_all", "No such file"]),
+    Case("the configuration is in nobody's home", nothing, "train --exp-name a --config-file ~nobody_at_all/c.yaml", ["~nobody_at_all", "home of nobody"]),
 ]  # fmt: skip
 
 OPTIONS = [
@@ -128,6 +137,7 @@ OPTIONS = [
     option("an option that is YAML with a tag", ["--model.cameras", "[!!python/name:os.system x]"], "cameras"),
     option("a group for a value", ["--agent.optimiser", "fast"], "--agent.optimiser"),
     option("a value and its fields", ["--agent.learner", "bc", "--agent.learner.x", "1"], "agent.learner"),
+    option("guidance of a model that reads no prompt", ["--agent.weighting", "guidance", "--model.max-token-len", "0"], "agent.weighting = guidance speaks in the prompt", preset="demo_ript"),
     option("a preset that does not exist", [], "demo_bcc", preset="demo_bcc"),
     Case("a run that is called ..", nothing, "train demo_bc --exp-name ../up", ["'../up'", "no name of a directory"]),
     Case("a run with an absolute name", nothing, "train demo_bc --exp-name /etc/x", ["/etc/x", "no name of a directory"]),

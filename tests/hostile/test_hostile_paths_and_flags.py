@@ -4,6 +4,7 @@
 
 import json
 
+import pytest
 from arena import Case, delete, directory, link, nothing, parametrized, pipe, write
 from test_hostile_labels_and_robots import ARM
 
@@ -39,13 +40,30 @@ PATHS = [
     Case(f"{name} {what}", hurt, [*command, place], says)
     for name, command in COMMANDS.items()
     for what, (hurt, place, says) in PLACES.items()
-    if not (name == "a policy" and what == "in nobody's home")  # pirl.cli.acting
 ]  # fmt: skip
 # What is checked reports its problems as findings, also if it is not there.
 PATHS += [
     Case(f"a dataset to check {what}", hurt, ["data", "check", place], says, findings=True)
     for what, (hurt, place, says) in PLACES.items()
     if "hub" not in what and "too long" not in what
+]  # fmt: skip
+
+# Homes are looked up in the list of users, and there is none.
+HOMES = [
+    Case(f"nobody's home in {' '.join(command)}", nothing, [*command, f"{HOME}{ending}"], [HOME, "there is no user 'nobody_at_all'"])
+    for command, ending in (
+        (["eval", "--episodes", "1"], ""),
+        (["eval", "expert", "--episodes", "1"], ""),
+        (["eval", "expert", "--env", "CartPole-v1", "--env.adapter"], ".py:Adapter"),
+        (["collect", "--episodes", "1", "--out", "there", "--policy"], ""),
+        (["envs", "play", "--checkpoint"], ""),
+        (["inspect"], ""),
+        (["report"], ""),
+        (["eval", "expert", "--episodes", "1", "--json"], ".json"),
+        (["collect", "--policy", "expert", "--episodes", "1", "--out"], ""),
+        (["doctor", "--runs-dir"], ""),
+        (["train", "--resume", "--exp-name", "a", "--runs-dir"], ""),
+    )
 ]  # fmt: skip
 
 OUTPUTS = [
@@ -103,9 +121,24 @@ FLAGS = [
 ]  # fmt: skip
 
 
-@parametrized(PATHS)
+@parametrized([*PATHS, *HOMES])
 def test_a_hostile_path_is_refused_by_name(arena, case):
     arena.try_case(case)
+
+
+@pytest.mark.parametrize("variable", ["PIRL_CACHE", "XDG_CACHE_HOME"])
+def test_a_cache_in_nobodys_home_is_refused_by_name(arena, monkeypatch, variable):
+    monkeypatch.delenv("PIRL_CACHE")
+    monkeypatch.setenv(variable, HOME)
+    arena.try_case(Case("its caches", nothing, "data cache", [HOME, "there is no user 'nobody_at_all'"]))
+
+
+def test_without_a_home_the_cache_asks_for_one(arena, monkeypatch):
+    """As in a container, under a number that no user has."""
+    for variable in ("PIRL_CACHE", "XDG_CACHE_HOME", "HOME"):
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setattr("os.path.expanduser", str)
+    arena.try_case(Case("its caches", nothing, "data cache", ["~/.cache", "Set HOME"]))
 
 
 @parametrized([*OUTPUTS, *FLAGS])

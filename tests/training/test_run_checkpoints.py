@@ -22,9 +22,10 @@ from pirl.config import CheckpointConfig
 from pirl.errors import CheckpointError
 from pirl.interop import NormStats, load_policy, open_checkpoint
 from pirl.models import Pi0, get_parameters
+from pirl.run_files import saved_steps
 from pirl.training.checkpoints import Checkpoints
 from pirl.training.retention import make_room
-from pirl.training.run import RunDirectory, saved_steps
+from pirl.training.run import RunDirectory
 from pirl.training.sharding import make_mesh
 
 STATS = {"arm": {"state": NormStats(np.zeros(2), np.ones(2)), "actions": NormStats(np.ones(2), np.ones(2))}}
@@ -201,8 +202,17 @@ def scramble(directory):
             file.write_bytes(bytes(255 - byte for byte in file.read_bytes()))
 
 
+def change_a_number(directory):
+    """Still a record, but of another state."""
+    file = directory / "state.json"
+    text = file.read_text()
+    assert '"metrics_bytes": 17' in text
+    file.write_text(text.replace('"metrics_bytes": 17', '"metrics_bytes": 18'))
+
+
 DAMAGES = {
     "cut": cut,
+    "a number of the record": change_a_number,
     "missing": lambda directory: data_file(directory).unlink(),
     "scrambled": scramble,
     "no record": lambda directory: (directory / "state.json").unlink(),
@@ -230,6 +240,21 @@ def test_a_damaged_checkpoint_is_reported_and_the_one_before_taken(run, damage, 
         state, _, step = checkpoints.restore(small(0))
         assert step == 2
         assert_same(state, small(22))
+
+
+def test_a_changed_byte_of_an_array_that_does_not_compress_is_noticed(run):
+    states = {step: {"noise": jax.random.normal(jax.random.key(step), (64, 1024))} for step in (1, 2)}
+    with Checkpoints(run, CheckpointConfig()) as checkpoints:
+        for step, state in states.items():
+            save(checkpoints, step, state)
+    file = data_file(run.states / "2")
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+    with Checkpoints(run, CheckpointConfig()) as checkpoints:
+        state, _, step = checkpoints.restore(states[2])
+    assert step == 1
+    assert_same(state, states[1])
 
 
 def test_without_a_whole_checkpoint_each_is_named(run):
@@ -373,7 +398,8 @@ from pirl.config import CheckpointConfig
 from pirl.interop import open_checkpoint
 from pirl.models import abstract_model
 from pirl.training.checkpoints import Checkpoints
-from pirl.training.run import RunDirectory, saved_steps
+from pirl.run_files import saved_steps
+from pirl.training.run import RunDirectory
 
 path = Path(sys.argv[1])
 

@@ -1,5 +1,6 @@
 """AdamW under a schedule of the learning rate, as OpenPI trains; its defaults are the defaults here."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -43,6 +44,9 @@ class OptimiserConfig:
     """How both means are kept between updates; bfloat16 halves what they take. They are computed in float32."""
 
     def __post_init__(self) -> None:
+        for name in ("peak_lr", "end_lr", "timescale", "b1", "b2", "eps", "weight_decay", "clip_norm"):
+            if not math.isfinite(getattr(self, name)):
+                raise ConfigError(f"{name} = {getattr(self, name)} should be a finite number.")
         if self.schedule not in ("cosine", "rsqrt", "constant"):
             raise ConfigError(f"schedule should be cosine, rsqrt or constant; it is {self.schedule!r}.")
         if self.moments_dtype not in ("float32", "bfloat16"):

@@ -49,11 +49,11 @@ class RIPTConfig:
 
     weighting: Literal["signed", "positive", "exp", "guidance"] = "positive"
     """Learn from failures too, by their negative advantage; from successes only; from all by exp(advantage / beta); or
-    from all alike, with the sign of the advantage in the prompt."""
+    from all, with the sign of the advantage in the prompt."""
     normalise_advantages: bool = True
     """Divide advantages by their deviation over the episodes of an iteration."""
     negative_weight: float = 0.25
-    """signed: how much less a failure repels than a success attracts."""
+    """signed: how much less a failure repels than a success attracts. guidance: how much less it is learned from."""
     negative_clip: float = 1.0
     """signed: advantages below minus this count as minus this."""
     negative_loss_limit: float = 1.0
@@ -66,6 +66,8 @@ class RIPTConfig:
     """guidance: how often the indicator is left out of the prompt in training."""
     guidance_weight: float = 2.0
     """guidance: how far to follow the indicator when acting; 0 not at all, 1 as trained, above 1 beyond."""
+    practice_guidance: float = 1.0
+    """guidance: the same in rollouts. Those of the first iteration have none: the policy does not know it yet."""
     num_epochs: int = 2
     """Passes over the chunks of an iteration."""
     chunks: Literal["decisions", "all"] = "decisions"
@@ -103,7 +105,7 @@ class RIPTConfig:
         ):
             if getattr(self, name) not in known:
                 raise ConfigError(f"{name} should be one of {', '.join(known)}; it is {getattr(self, name)!r}.")
-        for name in ("negative_weight", "negative_clip", "guidance_weight", "bc_loss_weight"):
+        for name in ("negative_weight", "negative_clip", "guidance_weight", "practice_guidance", "bc_loss_weight"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise ConfigError(f"{name} should be a number of at least 0; it is {getattr(self, name)}.")
         for name in ("beta", "max_weight", "negative_loss_limit"):
@@ -158,7 +160,8 @@ def weigh(config: RIPTConfig, advantages: Float[Array, " b"]) -> Float[Array, " 
     if config.weighting == "exp":
         # Clipped before the exponential, whose overflow would turn 0 · ∞ into NaN.
         return jnp.exp(jnp.minimum(advantages / config.beta, math.log(config.max_weight)))
-    return jnp.ones_like(advantages)
+    # Learned from all alike, there would be more failures in what the policy repeats than successes.
+    return jnp.where(advantages > 0, 1.0, config.negative_weight)
 
 
 # --- the learner -----------------------------------------------------------------------------------------------------
@@ -352,7 +355,7 @@ class RIPTAgent:
         self, observation: Observation | GuidedObservation, rng: Key[Array, "*b"]
     ) -> Float[Array, "b horizon action_dim"]:
         """The same to learn from, drawn as widely as the policy is: what is drawn narrower would make it so."""
-        steps, weight = self.config.denoising_steps, self.config.guidance_weight
+        steps, weight = self.config.denoising_steps, self.config.practice_guidance
         return act_by(self.policy(), observation, rng, steps, weight, self.config.practice_solver)
 
     def velocities(self, batch: ChunkBatch, rng: PRNGKeyArray) -> Float[Array, "b horizon action_dim"]:

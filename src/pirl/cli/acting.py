@@ -5,22 +5,30 @@ import math
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
+from pirl.cli.console import default
+from pirl.cli.trained import agreed, in_flags, read_runs
 from pirl.envs.experts import ExpertConfig
 from pirl.errors import UserError
+from pirl.files import expand_home
+from pirl.run_files import RunFiles
 
 if TYPE_CHECKING:
+    from pirl.config import RLTrainConfig
     from pirl.envs.base import EnvDescription
     from pirl.envs.evaluation import EpisodeResult
     from pirl.envs.planner import Planner
     from pirl.envs.registry import EnvConfig
 
 EXPERT = "expert"
+DEFAULT_ENV = "tabletop"
+DEFAULT_EXECUTE_STEPS = 5
 _PREFIX = "--env."
 
 
@@ -28,7 +36,7 @@ _PREFIX = "--env."
 class InEnvironment:
     """An environment, by name, with options of its own."""
 
-    env: Annotated[str, tyro.conf.arg(metavar="NAME")] = "tabletop"
+    env: Annotated[str | None, default(DEFAULT_ENV, "NAME")] = None
     """Environment: a name of `pirl envs list`, or a Gymnasium id; --env.id is the same. Its own options are given as
     `--env.OPTION VALUE`: see `pirl envs show NAME`. Your adapter of a foreign one goes by --env.adapter MODULE:CLASS."""
     env_options: tyro.conf.Suppress[tyro.conf.Fixed[tuple[tuple[str, str], ...]]] = ()
@@ -38,7 +46,8 @@ class InEnvironment:
         from pirl.envs.registry import EnvConfig
 
         options = dict(self.env_options)
-        return EnvConfig(id=self.env, adapter=options.pop("adapter", None), options=options)
+        name = DEFAULT_ENV if self.env is None else self.env
+        return EnvConfig(id=name, adapter=options.pop("adapter", None), options=options)
 
 
 def take_env_options(arguments: Sequence[str], program: str) -> tuple[list[str], tuple[tuple[str, str], ...]]:
@@ -68,13 +77,17 @@ def take_env_options(arguments: Sequence[str], program: str) -> tuple[list[str],
 
 @dataclass(frozen=True, kw_only=True)
 class Acting(InEnvironment):
-    """Somebody who acts in it."""
+    """Somebody who acts in it. Whoever was trained in a run acts where, and as, the run says, unless told otherwise."""
 
-    task: Annotated[str | None, tyro.conf.arg(metavar="TASK")] = None
-    """One task only (default: all of them in turn)."""
+    env: Annotated[str | None, default(f"that of the run, or {DEFAULT_ENV}", "NAME")] = None
+    """Environment: a name of `pirl envs list`, or a Gymnasium id; --env.id is the same. Its own options are given as
+    `--env.OPTION VALUE`: see `pirl envs show NAME`. Your adapter of a foreign one goes by --env.adapter MODULE:CLASS.
+    A run that is named brings its environment and the options of it, which --env.OPTION changes and --env replaces."""
+    task: Annotated[str | None, default("all of them in turn", "TASK")] = None
+    """One task only."""
     seed: int = 0
     """Decides every start, and all that is random after it."""
-    execute_steps: int = 5
+    execute_steps: Annotated[int | None, default(f"as in the run, or {DEFAULT_EXECUTE_STEPS}", "INT")] = None
     """Actions of a planned chunk to execute before planning again."""
     num_steps: int = 10
     """Integration steps of the flow when a chunk is planned."""
@@ -84,15 +97,21 @@ class Acting(InEnvironment):
     """Robot preset or JSON file, if the policy was trained for another than the environment's own."""
     asset_id: Annotated[str | None, tyro.conf.arg(metavar="ID")] = None
     """Which normalisation statistics of the checkpoint to use, where it has several; `none` if it was trained without."""
-    guidance: Annotated[float | None, tyro.conf.arg(metavar="W")] = None
+    guidance: Annotated[float | None, default("what the checkpoint says", "W")] = None
     """How far a policy that was trained with guidance follows the prompt's indicator of good actions: 0 not at all, 1 as
-    trained, above 1 beyond (default: what the checkpoint says)."""
+    trained, above 1 beyond."""
     expert: ExpertConfig = field(default_factory=ExpertConfig)
     """How the scripted expert errs."""
 
-    def check(self, policies: Sequence[str], **counts: int) -> None:
+    @property
+    def policies(self) -> list[str]:
+        """Who acts: checkpoints, runs, or the expert."""
+        raise NotImplementedError
+
+    def check(self, **counts: int) -> None:
         """Refuse, before anything is started, what cannot work."""
-        counts |= {"execute-steps": self.execute_steps, "num-steps": self.num_steps}
+        counts |= {"num-steps": self.num_steps}
+        counts |= {} if self.execute_steps is None else {"execute-steps": self.execute_steps}
         for name, value in counts.items():
             if value < 1:
                 raise UserError(f"--{name} should be at least 1; it is {value}.")
@@ -100,18 +119,64 @@ class Acting(InEnvironment):
             raise UserError(f"--seed should be zero or more; it is {self.seed}.")
         if self.guidance is not None and not 0 <= self.guidance < math.inf:
             raise UserError(f"--guidance should be a number of at least 0; it is {self.guidance:g}.")
-        checkpoints = [policy for policy in policies if policy != EXPERT]
+        checkpoints = [policy for policy in self.policies if policy != EXPERT]
         if not checkpoints:
             for name in ("model", "robot", "asset_id", "guidance"):
                 if getattr(self, name) is not None:
                     raise UserError(
                         f"--{name.replace('_', '-')} belongs to a checkpoint; the scripted expert needs none."
                     )
-        elif len(checkpoints) == len(policies) and self.expert != ExpertConfig():
+        elif len(checkpoints) == len(self.policies) and self.expert != ExpertConfig():
             raise UserError("--expert.* belongs to the scripted expert; a checkpoint acts as it does.")
         for checkpoint in checkpoints:
-            if not Path(os.path.expanduser(checkpoint)).is_dir():
+            directory = expand_home(checkpoint)
+            if not directory.is_dir():
                 raise UserError(f"{checkpoint} is no checkpoint directory; the scripted expert is called {EXPERT!r}.")
+            if runs := sorted(str(place) for place in directory.iterdir() if RunFiles(place).policies.is_dir()):
+                raise UserError(f"{checkpoint} holds runs; name one of them: {', '.join(runs)}.")
+
+    # --- what the runs say ---------------------------------------------------------------------------------------
+
+    @cached_property
+    def _runs(self) -> "dict[str, RLTrainConfig]":
+        """The configurations of runs among those who act, if anything is left to them."""
+        if self.env is not None and self.execute_steps is not None:
+            return {}
+        return read_runs([policy for policy in self.policies if policy != EXPERT])
+
+    def _trained_env(self) -> "EnvConfig | None":
+        """The environment of the runs, unless another was asked for."""
+        own = {run: config.env for run, config in self._runs.items() if config.env is not None}
+        return agreed("environment", own) if self.env is None and own else None
+
+    def env_config(self) -> "EnvConfig":
+        """The environment that was asked for, or that of the runs with the options that were given."""
+        if (trained := self._trained_env()) is None:
+            return super().env_config()
+        options = dict(self.env_options)
+        adapter = options.pop("adapter", trained.adapter)
+        return replace(trained, adapter=adapter, options={**trained.options, **options})
+
+    def executed_steps(self) -> int:
+        """Actions of a chunk to execute: as asked for, or as in the runs."""
+        if self.execute_steps is not None or not self._runs:
+            return self.execute_steps or DEFAULT_EXECUTE_STEPS
+        own = {run: config.evaluation.execute_steps for run, config in self._runs.items()}
+        return agreed("number of steps", own)
+
+    def tell_what_runs_say(self) -> None:
+        """Print what was taken from runs, as one would give it."""
+        taken = []
+        if (env := self._trained_env()) is not None:
+            given = dict(self.env_options)
+            options = {name: value for name, value in env.options.items() if name not in given}
+            taken.append(in_flags(replace(env, adapter=None if "adapter" in given else env.adapter, options=options)))
+        if self._runs and self.execute_steps is None:
+            taken.append(in_flags(self.executed_steps()))
+        if taken:
+            print(f"as in {' and '.join(self._runs)}: {' '.join(taken)}")
+
+    # --- who acts ------------------------------------------------------------------------------------------------
 
     def actor(self, policy: str, description: "EnvDescription", batch_size: int) -> "Planner | ExpertConfig":
         """Who acts: the expert, or the policy of a checkpoint."""
@@ -124,7 +189,7 @@ class Acting(InEnvironment):
 
         use_compilation_cache()
         planner = load_planner(
-            Path(os.path.expanduser(policy)),
+            expand_home(policy),
             description,
             batch_size=batch_size,
             model=self.model,
@@ -133,8 +198,8 @@ class Acting(InEnvironment):
             num_steps=self.num_steps,
             guidance=self.guidance,
         )
-        if self.execute_steps > planner.horizon:
-            raise UserError(f"--execute-steps {self.execute_steps} is more than the policy plans: {planner.horizon}.")
+        if (steps := self.executed_steps()) > planner.horizon:
+            raise UserError(f"--execute-steps {steps} is more than the policy plans: {planner.horizon}.")
         return planner
 
     def settings(self, policy: str) -> dict[str, Any]:
@@ -148,9 +213,8 @@ class Acting(InEnvironment):
         else:
             from pirl.envs.planner import find_policy
 
-            who = {"policy": str(find_policy(Path(os.path.expanduser(policy))).resolve())}
-            decisive = ("execute_steps", "num_steps", "model", "robot", "asset_id", "guidance")
-            who |= {name: getattr(self, name) for name in decisive}
+            who = {"policy": str(find_policy(expand_home(policy)).resolve()), "execute_steps": self.executed_steps()}
+            who |= {name: getattr(self, name) for name in ("num_steps", "model", "robot", "asset_id", "guidance")}
         return {
             **who,
             "env": {"id": config.id, "adapter": config.adapter, "options": options},
@@ -163,14 +227,14 @@ class Acting(InEnvironment):
 class ActingInMany(Acting):
     """Somebody who acts in several environments at a time."""
 
-    envs: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None
-    """Environments that run at the same time (default: 16, or the number of cores where each needs a process)."""
+    envs: Annotated[int | None, default("16, or the number of cores where each needs a process", "INT")] = None
+    """Environments that run at the same time."""
     timeout: float = 120.0
     """Seconds after which an environment that does not answer is given up."""
 
-    def check(self, policies: Sequence[str], **counts: int) -> None:
+    def check(self, **counts: int) -> None:
         """Refuse, before anything is started, what cannot work."""
-        super().check(policies, **counts, **({} if self.envs is None else {"envs": self.envs}))
+        super().check(**counts, **({} if self.envs is None else {"envs": self.envs}))
         if not 0 < self.timeout < math.inf:
             raise UserError(f"--timeout should be a number of seconds above 0; it is {self.timeout:g}.")
 

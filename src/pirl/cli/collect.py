@@ -26,7 +26,7 @@ class Collect(ActingInMany):
     """
 
     policy: Annotated[str, tyro.conf.arg(metavar="expert|CHECKPOINT")]
-    """Who acts: the word expert, or a checkpoint directory (the one that holds params/)."""
+    """Who acts: the word expert, a checkpoint directory (the one that holds params/), or a run (its newest policy)."""
     out: Annotated[Path, tyro.conf.arg(metavar="DIR")]
     """Directory of the dataset."""
     episodes: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None
@@ -44,16 +44,22 @@ class Collect(ActingInMany):
     resume: bool = False
     """Go on with the dataset in the directory."""
 
+    @property
+    def policies(self) -> list[str]:
+        """Who acts."""
+        return [self.policy]
+
     def run(self) -> int:
         """Do it; the return value is the exit code."""
         if self.episodes is None and self.env_steps is None:
             raise UserError("pirl collect: how much? Give --episodes, or --env-steps.")
         counts = {"episodes": self.episodes, "env-steps": self.env_steps}
-        self.check([self.policy], **{name: count for name, count in counts.items() if count is not None})
+        self.check(**{name: count for name, count in counts.items() if count is not None})
         from pirl.envs.collecting import DatasetFormat, collect, open_log
         from pirl.envs.pools import open_pool
         from pirl.envs.rollouts import make_starts
 
+        self.tell_what_runs_say()
         envs = self.at_a_time()
         dataset_format = DatasetFormat(self.version, self.storage, self.codec)
         settings = self.settings(self.policy) | asdict(dataset_format)
@@ -74,14 +80,18 @@ class Collect(ActingInMany):
             if done:
                 print(f"{done} {f'of {self.episodes} ' if self.episodes else ''}episodes are there; going on")
             # How many episodes the steps will be, nobody knows.
-            bar = progress(max(0, episodes - done), f"collecting in {self.env}") if self.episodes else nullcontext()
+            bar = (
+                progress(max(0, episodes - done), f"collecting in {self.env_config().id}")
+                if self.episodes
+                else nullcontext()
+            )
             with bar as advance:
                 log = collect(
                     pool,
                     actor,
                     starts,
                     self.out,
-                    execute_steps=self.execute_steps,
+                    execute_steps=self.executed_steps(),
                     settings=settings,
                     dataset_format=dataset_format,
                     env_steps=self.env_steps,
@@ -97,7 +107,7 @@ class Collect(ActingInMany):
         summary = Summary.of(log.episodes)
         rows = [
             ("dataset", str(self.out)),
-            ("episodes", f"{log.written:,} of {self.policy} in {self.env}"),
+            ("episodes", f"{log.written:,} of {self.policy} in {self.env_config().id}"),
             ("outcome", str(summary)),
             ("frames", f"{log.frames:,}"),
         ]

@@ -2,6 +2,13 @@
 
 from typing import Any
 
+import tyro
+
+
+def default(words: str, metavar: str | None = None) -> Any:
+    """How the help shows an option that may be left out: by what follows then, in words."""
+    return tyro.conf.arg(metavar=metavar, help_behavior_hint=f"(default: {words})")
+
 
 def show(*parts: Any) -> None:
     """Print tables and strings one below the other."""

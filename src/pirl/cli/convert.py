@@ -2,14 +2,13 @@
 
 import json
 import math
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
-from pirl.cli.console import facts, show
+from pirl.cli.console import default, facts, show
 from pirl.errors import UserError
 
 # JAX and Orbax take seconds to import; `--help` and a typo should not wait for them.
@@ -27,7 +26,7 @@ class Convert:
     """
 
     checkpoint: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="CHECKPOINT")]
-    """Checkpoint directory (the one that holds params/)."""
+    """Checkpoint directory (the one that holds params/), or a run, of which the newest policy is meant."""
     output: Annotated[tyro.conf.Positional[Path | None], tyro.conf.arg(metavar="[OUTPUT]")] = None
     """Where to write the converted checkpoint; with --check, the checkpoint to compare with."""
     check: bool = False
@@ -36,8 +35,8 @@ class Convert:
     """Model preset, where the checkpoint does not name its model itself; needed to merge or to check the fit."""
     merge_lora: bool = False
     """Fold LoRA weights into the weights they update."""
-    dtype: Literal["float32", "bfloat16"] | None = None
-    """Cast every parameter (default: as saved)."""
+    dtype: Annotated[Literal["float32", "bfloat16"] | None, default("as saved")] = None
+    """Cast every parameter."""
     style: Literal["released", "trained"] = "released"
     """Key layout to write: plain, or with the trailing `value` of OpenPI's own training runs. OpenPI reads both."""
     overwrite: bool = False
@@ -51,12 +50,13 @@ class Convert:
 
     def run(self) -> int:
         """Do it; the return value is the exit code."""
+        from pirl.envs.planner import find_policy
         from pirl.interop import open_checkpoint
 
         self._reject_unused_options()
-        checkpoint = open_checkpoint(self.checkpoint)
+        checkpoint = open_checkpoint(find_policy(self.checkpoint))
         if self.check and self.output is not None:
-            return self._compare(checkpoint, open_checkpoint(self.output))
+            return self._compare(checkpoint, open_checkpoint(find_policy(self.output)))
         if self.check:
             return self._verify(checkpoint)
         if self.output is not None:
@@ -126,9 +126,7 @@ class Convert:
         from pirl.interop import OWN_KEYS, check_target, save_checkpoint
         from pirl.models import merge_lora
 
-        if (expanded := os.path.expanduser(output)).startswith("~"):
-            raise UserError(f"the output {output} is in the home of nobody: choose another place.")
-        source, target = checkpoint.directory.resolve(), Path(expanded).resolve()
+        source, target = checkpoint.directory.resolve(), output.resolve()
         if target == source or target in source.parents or source in target.parents:
             raise UserError(f"the output {target} is the checkpoint itself, around it or inside it: choose another.")
         check_target(target, self.overwrite)

@@ -3,9 +3,9 @@
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pirl.cli.console import count, facts, show
+from pirl.cli.console import count, default, facts, show
 from pirl.cli.label import DatasetPath, LabelEpisodes
 from pirl.errors import UserError
 
@@ -21,10 +21,10 @@ class _WithOutcomes:
     """Directory of a LeRobot dataset (v2.0, v2.1 or v3.0), or its hub id."""
     reward: Literal["sparse", "step_penalty", "raw"] = "sparse"
     """Reward the training will use: 1 on success, -1 per step until success, or the reward column as it is."""
-    reward_column: str | None = None
-    """Column that holds the reward (default: next.reward)."""
-    success_column: str | None = None
-    """Column that says whether the episode succeeded (default: next.success, is_success or success)."""
+    reward_column: Annotated[str | None, default("next.reward", "NAME")] = None
+    """Column that holds the reward."""
+    success_column: Annotated[str | None, default("next.success, is_success or success", "NAME")] = None
+    """Column that says whether the episode succeeded."""
     unlabelled: Literal["error", "success"] = "error"
     """What episodes that say nothing about success are: a problem, or demonstrations that succeeded."""
 
@@ -122,8 +122,8 @@ class Stats:
     """Robot preset (see the documentation), or a JSON file that describes a robot."""
     horizon: int
     """Length of the policy's action chunk: statistics of relative actions depend on it."""
-    output: Path | None = None
-    """Where to write the file (default: print only)."""
+    output: Annotated[Path | None, default("print only", "FILE")] = None
+    """Where to write the file."""
 
     def run(self) -> int:
         """Do it; the return value is the exit code."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import tyro
 
 from pirl.cli.acting import EXPERT, Acting, InEnvironment, check_writable
-from pirl.cli.console import facts, show
+from pirl.cli.console import default, facts, show
 from pirl.errors import UserError
 
 if TYPE_CHECKING:
@@ -71,20 +71,26 @@ class Play(Acting):
 
     episodes: int = 4
     """Episodes to play, side by side in the film."""
-    checkpoint: Annotated[str | None, tyro.conf.arg(metavar="CHECKPOINT")] = None
-    """Policy that acts (default: the scripted expert)."""
+    checkpoint: Annotated[str | None, default("the scripted expert", "CHECKPOINT")] = None
+    """Policy or run that acts."""
     render: Literal["gif", "mp4", "png"] | None = None
     """Make a film: an animation, a video, or strips of pictures in one file."""
-    out: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
-    """Name of the film; without --render, its ending says what is made (default: the environment's name)."""
+    out: Annotated[Path | None, default("the environment's name", "FILE")] = None
+    """Name of the film; without --render, its ending says what is made."""
     size: Annotated[int, tyro.conf.arg(metavar="PIXELS")] = 256
     """Height of an episode in the film, at least."""
 
+    @property
+    def policies(self) -> list[str]:
+        """Who acts."""
+        return [self.checkpoint or EXPERT]
+
     def run(self) -> int:
         """Do it; the return value is the exit code."""
-        policy = self.checkpoint or EXPERT
-        self.check([policy], episodes=self.episodes, size=self.size)
+        (policy,) = self.policies
+        self.check(episodes=self.episodes, size=self.size)
         film = self._film()
+        self.tell_what_runs_say()
         from pirl.envs.evaluation import Summary
         from pirl.envs.playing import play
         from pirl.envs.registry import make_env
@@ -98,7 +104,7 @@ class Play(Acting):
             actor = self.actor(policy, description, 1)
             for index, start in enumerate(make_starts(description, self.episodes, self.seed, self.task)):
                 result, pictures = play(
-                    env, actor, start, execute_steps=self.execute_steps, render=film is not None, index=index
+                    env, actor, start, execute_steps=self.executed_steps(), render=film is not None, index=index
                 )
                 results.append(result)
                 films += [] if pictures is None else [pictures]
@@ -116,7 +122,7 @@ class Play(Acting):
             return None
         from pirl.envs.video import film_format
 
-        name = re.sub(r"\W+", "_", self.env).strip("_")
+        name = re.sub(r"\W+", "_", self.env_config().id).strip("_")
         film = self.out or Path(f"{name}.{self.render}")
         if film_format(film) != (self.render or film_format(film)):
             raise UserError(f"--render {self.render} does not fit --out {film}: its name should end in .{self.render}.")

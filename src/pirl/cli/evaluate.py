@@ -28,7 +28,8 @@ class Evaluate(ActingInMany):
     """
 
     checkpoint: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="CHECKPOINT")]
-    """Checkpoint directory (the one that holds params/), or the word expert for the scripted expert."""
+    """Checkpoint directory (the one that holds params/), a run (its newest policy), or the word expert for the scripted
+    expert."""
     other: Annotated[tyro.conf.Positional[str | None], tyro.conf.arg(metavar="[CHECKPOINT_B]")] = None
     """Another one to compare it with."""
     episodes: int = 200
@@ -38,19 +39,24 @@ class Evaluate(ActingInMany):
     video: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
     """Write a film (.mp4, .gif or .png) of the first 16 episodes side by side; of two policies, pairs of tiles."""
 
+    @property
+    def policies(self) -> list[str]:
+        """Who acts."""
+        return [self.checkpoint] if self.other is None else [self.checkpoint, self.other]
+
     def run(self) -> int:
         """Do it; the return value is the exit code."""
-        policies = [self.checkpoint] if self.other is None else [self.checkpoint, self.other]
-        self.check(policies, episodes=self.episodes)
+        self.check(episodes=self.episodes)
         for file in filter(None, (self.json, self.video)):
             check_writable(file)
         if self.video is not None:
             from pirl.envs.video import film_format
 
             film_format(self.video)
-        evaluations, fps = self._evaluate(policies)
-        for policy, evaluation in zip(policies, evaluations, strict=True):
-            show(f"{policy} in {self.env}, seed {self.seed}", _table(evaluation), "")
+        self.tell_what_runs_say()
+        evaluations, fps = self._evaluate()
+        for policy, evaluation in zip(self.policies, evaluations, strict=True):
+            show(f"{policy} in {self.env_config().id}, seed {self.seed}", _table(evaluation), "")
             print(f"{policy}: {evaluation.summary()}")
             _report_lost(evaluation)
             if self.other is not None:
@@ -60,7 +66,7 @@ class Evaluate(ActingInMany):
             from pirl.envs.evaluation import compare
 
             comparison = compare(*evaluations)
-            print(comparison.in_words(*policies))
+            print(comparison.in_words(*self.policies))
             pairs = comparison.pairs
             print(
                 f"both succeed {pairs.both}, only the first {pairs.only_first}, only the second {pairs.only_second}, "
@@ -77,7 +83,7 @@ class Evaluate(ActingInMany):
             self._film(self.video, evaluations, fps)
         return 0
 
-    def _evaluate(self, policies: list[str]) -> tuple[list["Evaluation"], int]:
+    def _evaluate(self) -> tuple[list["Evaluation"], int]:
         from pirl.envs.evaluation import evaluate
         from pirl.envs.pools import open_pool
         from pirl.envs.rollouts import make_starts
@@ -87,7 +93,7 @@ class Evaluate(ActingInMany):
             if self.video is not None and not pool.description.robot.cameras:
                 raise UserError(f"{pool.description.name} has no camera, so there is nothing for --video to film.")
             starts = make_starts(pool.description, self.episodes, self.seed, self.task)
-            for policy in policies:
+            for policy in self.policies:
                 # Batches of one size whatever the number of episodes: another one would round differently.
                 actor = self.actor(policy, pool.description, math.ceil(envs / pool.groups))
                 with progress(self.episodes, policy) as advance:
@@ -95,7 +101,7 @@ class Evaluate(ActingInMany):
                         pool,
                         actor,
                         starts,
-                        execute_steps=self.execute_steps,
+                        execute_steps=self.executed_steps(),
                         settings=self.settings(policy) | {"episodes": self.episodes, "envs": envs},
                         films=FILMED if self.video is not None else 0,
                         on_episode=advance,

@@ -1,33 +1,41 @@
 """The `pirl` command: picks the subcommand, and turns errors into messages and exit codes."""
 
-import contextlib
-import dataclasses
-import io
-import itertools
-import logging
-import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NoReturn
 
-import tyro
+try:  # loading takes a moment, in which one may change one's mind
+    import contextlib
+    import dataclasses
+    import inspect
+    import io
+    import itertools
+    import logging
+    import os
+    from collections.abc import Callable, Iterator, Sequence
+    from pathlib import Path
+    from typing import Any, NoReturn
 
-import pirl
-from pirl.cli.acting import take_env_options
-from pirl.cli.collect import Collect
-from pirl.cli.configs import Configs
-from pirl.cli.convert import Convert
-from pirl.cli.data import DATA_COMMANDS
-from pirl.cli.demo import Demo
-from pirl.cli.doctor import Doctor
-from pirl.cli.envs import ENVS_COMMANDS
-from pirl.cli.evaluate import Evaluate
-from pirl.cli.inspect import Inspect
-from pirl.cli.plan import Plan
-from pirl.cli.report import Report
-from pirl.cli.sweep import Sweep
-from pirl.cli.train import Train, take_settings
-from pirl.errors import UserError, did_you_mean
+    import tyro
+
+    import pirl
+    from pirl.cli.acting import take_env_options
+    from pirl.cli.collect import Collect
+    from pirl.cli.configs import Configs
+    from pirl.cli.convert import Convert
+    from pirl.cli.data import DATA_COMMANDS
+    from pirl.cli.demo import Demo
+    from pirl.cli.doctor import Doctor
+    from pirl.cli.envs import ENVS_COMMANDS
+    from pirl.cli.evaluate import Evaluate
+    from pirl.cli.inspect import Inspect
+    from pirl.cli.plan import Plan
+    from pirl.cli.report import Report
+    from pirl.cli.sweep import Sweep
+    from pirl.cli.train import Train, take_settings
+    from pirl.errors import UserError, did_you_mean
+    from pirl.files import expand_home
+except KeyboardInterrupt:
+    print("interrupted", file=sys.stderr)
+    sys.exit(130)
 
 # A subcommand is a dataclass of its options with a `run` that returns the exit code, or a group of such subcommands.
 COMMANDS: dict[str, Any] = {
@@ -59,6 +67,7 @@ _ABOUT = {
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Entry point. Exit codes: 0 done, 1 a crash or a difference found, 2 bad input, 130 interrupted."""
+    is_program = arguments is None
     arguments = sys.argv[1:] if arguments is None else list(arguments)
     if arguments == ["--version"]:
         print(f"pirl {pirl.__version__}")
@@ -83,6 +92,11 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         sys.exit(2)
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
+        if is_program and "jax" in sys.modules:
+            # The compiler goes on in its own threads, and does not survive the interpreter's end.
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(130)
         sys.exit(130)
 
 
@@ -102,9 +116,8 @@ def _parse(arguments: Sequence[str], commands: dict[str, Any] = COMMANDS, progra
                 own, taken[field.name] = _OPEN_OPTIONS[field.name](arguments[1:], name, command)
                 arguments = [arguments[0], *own]
         _reject_unknown_flags(arguments[1:], command, name)
-    # A group shows up in the list of commands by what it is for; whoever calls it has been led into it above.
-    shown = {
-        name: _group(f"{program} {name}") if isinstance(entry, dict) else entry for name, entry in commands.items()
+    shown: dict[str, Any] = {
+        name: entry if entry is command else _stand_in(f"{program} {name}", entry) for name, entry in commands.items()
     }
     complaint = io.StringIO()
     try:
@@ -122,7 +135,19 @@ def _parse(arguments: Sequence[str], commands: dict[str, Any] = COMMANDS, progra
             raise refusal from None
         sys.stderr.write(complaint.getvalue())
         raise
-    return dataclasses.replace(parsed, **taken) if any(taken.values()) else parsed
+    return dataclasses.replace(parsed, **taken, **_expanded_paths(parsed))
+
+
+def _expanded_paths(parsed: Any) -> dict[str, Any]:
+    """Paths with `~` replaced by homes: in --json=~/result.json the shell leaves it as it is."""
+    expanded: dict[str, Any] = {}
+    for field in dataclasses.fields(parsed):
+        value = getattr(parsed, field.name)
+        if isinstance(value, Path):
+            expanded[field.name] = expand_home(value)
+        elif isinstance(value, tuple) and any(isinstance(entry, Path) for entry in value):
+            expanded[field.name] = tuple(map(expand_home, value))
+    return expanded
 
 
 def _refusal(error: BaseException | None) -> UserError | None:
@@ -131,9 +156,10 @@ def _refusal(error: BaseException | None) -> UserError | None:
     return error
 
 
-def _group(program: str) -> Any:
-    """A stand-in for a group of commands in the list of commands."""
-    return dataclasses.make_dataclass("Group", [], namespace={"__doc__": _ABOUT[program]})
+def _stand_in(program: str, entry: Any) -> Any:
+    """What stands for a command, or for a group of them, in the list of commands: the first that is said about it."""
+    about = _ABOUT[program] if isinstance(entry, dict) else inspect.cleandoc(entry.__doc__).split("\n\n")[0]
+    return dataclasses.make_dataclass("Entry", [], namespace={"__doc__": about.replace("\n", " ")})
 
 
 def _reject_unknown_flags(arguments: Sequence[str], command: Any, program: str) -> None:

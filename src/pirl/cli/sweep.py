@@ -1,6 +1,5 @@
 """`pirl sweep`: many settings of a few knobs, trained briefly, and the best of them for longer."""
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +10,7 @@ import tyro
 from pirl.cli.console import facts, show
 from pirl.cli.train import SHORT_NAMES, Settings, Train
 from pirl.errors import UserError
+from pirl.files import expand_home
 
 if TYPE_CHECKING:
     from pirl.config import RLTrainConfig
@@ -118,7 +118,7 @@ class Sweep:
             rungs = make_rungs(self.min_iterations, most, max(2, self.reduction))
         plan = SweepPlan(
             name=name,
-            directory=Path(os.path.expanduser(base.runs_dir)) / name,
+            directory=expand_home(base.runs_dir) / name,
             train=self._train_arguments(),
             given=given,
             length_field=length_field,

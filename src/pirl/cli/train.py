@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import tyro
 
 from pirl.errors import ConfigError, UserError, did_you_mean
+from pirl.files import expand_home
 
 if TYPE_CHECKING:
     from pirl.config import RLTrainConfig
@@ -99,8 +100,9 @@ class Train:
 
     def _own_config(self) -> Path:
         """What a run that is resumed was begun with."""
-        runs = Path(os.path.expanduser(dict(self.settings).get("runs_dir", "runs")))
-        return runs / (self.exp_name or "") / "config.yaml" if self.resume else Path()
+        if not self.resume:
+            return Path()
+        return expand_home(dict(self.settings).get("runs_dir", "runs")) / (self.exp_name or "") / "config.yaml"
 
     def resolve(self) -> "RLTrainConfig":
         """The configuration that is meant: the preset, the file over it, --debug, and the options over all of them."""

@@ -3,7 +3,6 @@
 import functools
 import importlib.util
 import math
-import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +17,7 @@ from pirl.data.robots import Robot, load_robot
 from pirl.envs.planner import find_policy
 from pirl.envs.registry import find_env_class
 from pirl.errors import ConfigError, DataError, UserError
+from pirl.files import expand_home
 from pirl.models.config import get_model_config
 
 # The least value of each field.
@@ -124,8 +124,10 @@ def _numbers(config: RLTrainConfig) -> Iterator[str]:
 
 def _places(config: RLTrainConfig) -> Iterator[str]:
     for name in ("runs_dir", "checkpoint", "data.repo_id"):
-        if os.path.expanduser(_get(config, name) or "").startswith("~"):
-            yield f"{name} = {_get(config, name)} is in the home of nobody: there is no user of that name."
+        try:
+            expand_home(_get(config, name) or "")
+        except UserError as error:
+            yield f"{name} = {error}"
 
 
 def _phases(config: RLTrainConfig) -> Iterator[str]:
@@ -136,7 +138,7 @@ def _phases(config: RLTrainConfig) -> Iterator[str]:
         yield f"there are no updates to make, so nothing would be learned: set {more}."
     if data.repo_id is None:
         yield from _without_data(config)
-    elif not Path(data.repo_id).expanduser().is_dir() and not re.fullmatch(r"[A-Za-z0-9][\w.-]*/[\w.-]+", data.repo_id):
+    elif not expand_home(data.repo_id).is_dir() and not re.fullmatch(r"[A-Za-z0-9][\w.-]*/[\w.-]+", data.repo_id):
         yield f"data.repo_id: there is no dataset directory {data.repo_id}; one on the hub is called NAME/DATASET."
     updates = config.steps + int(online.env_steps * online.utd_ratio)
     if isinstance(config.agent, ACRLPDConfig) and 0 < updates <= config.agent.critic_warmup_steps:
@@ -257,7 +259,7 @@ def _start(config: RLTrainConfig) -> Iterator[str]:
         yield "checkpoint and from_scratch exclude each other: --from-scratch false, or --checkpoint none."
         return
     try:
-        if not (find_policy(Path(config.checkpoint).expanduser()) / "params").is_dir():
+        if not (find_policy(expand_home(config.checkpoint)) / "params").is_dir():
             yield f"checkpoint: {config.checkpoint} is no OpenPI checkpoint: the directory is meant that holds params/."
     except UserError as error:
         yield f"checkpoint: {error}"

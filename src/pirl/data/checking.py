@@ -20,6 +20,8 @@ from pirl.errors import DataError
 
 STATE_COLUMNS = ("observation.state", "state")
 ACTION_COLUMNS = ("action", "actions")
+# Beyond it the square of a number leaves float32, in which policies compute. Nothing that robots measure comes near.
+LARGEST = np.sqrt(np.float64(np.finfo(np.float32).max))
 _NUMBERS = re.compile(r"bool|u?int(8|16|32|64)|float(16|32|64)")
 
 
@@ -82,15 +84,30 @@ def _check_columns(dataset: Dataset) -> Iterator[Problem]:
             yield Problem(f"is declared as {declared.dtype}", severity="note", column=name, value=values.dtype.name)
         if values.dtype.kind != "f":
             continue
-        rows = np.flatnonzero(~np.isfinite(values).reshape(len(values), -1).all(axis=1))
-        for episode, bad in _by_episode(dataset, rows):
-            frame = int(bad[0] - dataset.starts[episode])
-            first = values[bad[0]]
-            dimension = "" if first.ndim == 0 else f", dimension {int(np.flatnonzero(~np.isfinite(first.ravel()))[0])}"
-            value = str(np.ravel(first)[np.flatnonzero(~np.isfinite(np.ravel(first)))[0]])
-            more = f" (and {len(bad) - 1} more frames)" if len(bad) > 1 else ""
-            number = int(dataset.episode_ids[episode])
-            yield Problem(f"frame {frame}{dimension} is not finite{more}", "problem", number, None, name, value)
+        finite = np.isfinite(values)
+        yield from _check_values(dataset, name, values, ~finite, "is not finite")
+        too_large = finite & (np.abs(values) > LARGEST)
+        yield from _check_values(
+            dataset, name, values, too_large, "is no measurement, and its square is beyond float32"
+        )
+
+
+def _check_values(
+    dataset: Dataset, name: str, values: np.ndarray, wrong: np.ndarray, message: str
+) -> Iterator[Problem]:
+    """The first wrong value of each episode, and where it is."""
+    wrong = wrong.reshape(len(values), -1)
+    for episode, rows in _by_episode(dataset, np.flatnonzero(wrong.any(axis=1))):
+        row, dimension = int(rows[0]), int(np.argmax(wrong[rows[0]]))
+        frame = f"frame {row - dataset.starts[episode]}" + (f", dimension {dimension}" if values.ndim > 1 else "")
+        more = f" (and {len(rows) - 1} more frames)" if len(rows) > 1 else ""
+        yield Problem(
+            f"{frame} {message}{more}",
+            episode=int(dataset.episode_ids[episode]),
+            file=_file_of(dataset, row),
+            column=name,
+            value=str(values[row].ravel()[dimension]),
+        )
 
 
 def _check_time(dataset: Dataset) -> Iterator[Problem]:
@@ -220,7 +237,7 @@ def _check_statistics(dataset: Dataset) -> Iterator[Problem]:
     """Dimensions of state and action whose range is degenerate."""
     present = [name for name in (*STATE_COLUMNS, *ACTION_COLUMNS) if name in dataset.column_names]
     for name, values in dataset.try_columns(present)[0].items():
-        if values.dtype.kind not in "biuf" or values.ndim != 2 or not np.isfinite(values).all():
+        if values.dtype.kind not in "biuf" or values.ndim != 2 or not (np.abs(values) <= LARGEST).all():
             continue
         if not values.shape[1]:
             yield Problem("has no dimensions", column=name, value=str(values.shape))
@@ -243,6 +260,11 @@ def _flat_names(names: Any) -> list[str]:
     if not isinstance(names, list):
         return [str(names)] if names is not None else []
     return [flat for name in names for flat in _flat_names(name)]
+
+
+def _file_of(dataset: Dataset, row: int) -> str:
+    rows = dataset.rows
+    return rows.files[int(np.searchsorted(rows.file_starts, rows.order[row], side="right")) - 1]
 
 
 def _by_episode(dataset: Dataset, rows: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:

@@ -8,6 +8,7 @@ from pirl.demo.plan import Curves, DemoConfig, Plan, Policy
 from pirl.demo.progress import updates_made
 from pirl.demo.steps import Stages
 from pirl.envs.experts import ExpertConfig
+from pirl.run_files import RunFiles
 
 # Demonstrations of mixed quality: good intentions and a trembling hand, so that good and bad moves stand side by side in
 # every episode, in those that succeed as well.
@@ -52,7 +53,7 @@ def make_stages(config: DemoConfig) -> Stages:
                     learning,
                     is_whole=lambda: updates_made(config.run("acrlpd")) >= last,
                 ),
-                evaluate(config, "acrlpd_offline", config.run("acrlpd") / "checkpoints" / "policy" / str(rl.steps)),
+                evaluate(config, "acrlpd_offline", RunFiles(config.run("acrlpd")).policies / str(rl.steps)),
                 evaluate(config, "acrlpd"),
             ),
             (

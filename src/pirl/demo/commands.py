@@ -11,7 +11,7 @@ from pirl.config import RLTrainConfig
 from pirl.demo.plan import DEMONSTRATIONS, DemoConfig
 from pirl.demo.steps import Step
 from pirl.envs.collecting import LOG_FILE as COLLECTION_LOG
-from pirl.training.run import LOCK_FILE
+from pirl.run_files import RunFiles
 
 Arguments = tuple[str, ...]
 
@@ -56,7 +56,7 @@ def train(
     where = ("--exp-name", run, "--runs-dir", str(config.out))
     quick = ("--debug",) if config.quick else ()
     command = (*_pirl(), "train", preset, *where, *arguments, *quick)
-    return Step(f"train_{run}", title, command, is_whole, begun=config.run(run) / LOCK_FILE, late=late)
+    return Step(f"train_{run}", title, command, is_whole, begun=RunFiles(config.run(run)).lock_file, late=late)
 
 
 def evaluate(config: DemoConfig, policy: str, path: Path | None = None) -> Step:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from pirl.config import RLTrainConfig, load_config, to_plain
-from pirl.demo.commands import env_options, shown
+from pirl.demo.commands import shown
 from pirl.demo.curves import draw_curves
 from pirl.demo.episodes import before_and_after, seen_by_critics
 from pirl.demo.plan import DemoConfig
@@ -24,6 +24,7 @@ from pirl.report import (
     read_results,
 )
 from pirl.report.page import code_block
+from pirl.run_files import RunFiles
 
 _FILMS = {"critics": seen_by_critics, "before_and_after": before_and_after}
 
@@ -38,10 +39,9 @@ def summarise(config: DemoConfig, results: Mapping[str, Any]) -> str:
 def next_commands(config: DemoConfig, results: Mapping[str, Any]) -> list[str]:
     """What to run next: watch it, compare it with the best control, check what it exports, take it somewhere real."""
     plan, subject = config.plan, config.run(config.plan.subject)
-    env = shlex.join(env_options(config.rl))
     return [
-        f"pirl envs play {env} --checkpoint {subject} --out {config.out}/film.gif",
-        f"pirl eval {config.run(plan.rival)} {subject} {env}",
+        f"pirl envs play --checkpoint {subject} --out {config.out}/film.gif",
+        f"pirl eval {config.run(plan.rival)} {subject}",
         f"pirl convert {subject}/checkpoints/policy/{results[plan.subject]['step']} --check",
         plan.next_command,
     ]
@@ -99,7 +99,9 @@ def _provenance(config: DemoConfig, about: Mapping[str, Any]) -> Section:
     }
     return provenance_section(
         commands=[shlex.join(shown(step.whole_command)) for step in steps],
-        configs={names[run]: _settings(load_config(config.run(run) / "config.yaml", None)) for run in config.plan.runs},
+        configs={
+            names[run]: _settings(load_config(RunFiles(config.run(run)).config_file, None)) for run in config.plan.runs
+        },
         facts=facts,
         introduction=(
             f"Every number and picture on this page comes from these commands, which {config.plan.command} runs, some "

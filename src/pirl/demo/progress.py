@@ -4,12 +4,12 @@ import json
 from pathlib import Path
 from typing import Any
 
-from pirl.training.run import saved_steps
+from pirl.run_files import RunFiles, saved_steps
 
 
 def updates_made(run: Path) -> int:
     """Updates after which it was saved last; 0 if it never was."""
-    return max(saved_steps(run / "checkpoints" / "state"), default=0)
+    return max(saved_steps(RunFiles(run).states), default=0)
 
 
 def steps_practised(run: Path) -> int:
@@ -25,6 +25,6 @@ def iterations_made(run: Path) -> int:
 
 def _metrics(run: Path) -> list[dict[str, Any]]:
     """What was logged, in order; of a line that was cut by a kill, nothing."""
-    file = run / "metrics.jsonl"
+    file = RunFiles(run).metrics_file
     lines = file.read_text(encoding="utf-8").split("\n")[:-1] if file.exists() else []
     return [json.loads(line) for line in lines]

@@ -14,7 +14,7 @@ from pirl.envs.evaluation import Evaluation, compare, versions
 from pirl.errors import DataError
 from pirl.files import write_file
 from pirl.report import describe_machine
-from pirl.training.run import saved_steps
+from pirl.run_files import RunFiles, saved_steps
 
 
 def make_results(config: DemoConfig, seconds: Mapping[str, float]) -> dict[str, Any]:
@@ -115,9 +115,9 @@ def _evaluation_file(config: DemoConfig, policy: Policy) -> Path | None:
         return config.evaluation(policy.key)
     if not config.rl.evaluation.best_of_n:
         return None
-    measured = [file for file in (config.run(policy.trained[-1]) / "evaluations").glob("*.json")]
+    measured = [file for file in RunFiles(config.run(policy.trained[-1])).evaluations.glob("*.json")]
     return max((file for file in measured if file.stem.isdecimal()), key=lambda file: int(file.stem), default=None)
 
 
 def _policies(config: DemoConfig, run: str) -> Path:
-    return config.run(run) / "checkpoints" / "policy"
+    return RunFiles(config.run(run)).policies

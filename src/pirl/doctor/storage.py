@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from pirl.doctor.findings import Finding, gibibytes
-from pirl.files import cache_directory
+from pirl.files import cache_directory, expand_home
 
 # With less, the first checkpoint of a small run may already fail.
 LEAST_SPACE = 2**30
@@ -19,7 +19,7 @@ _CONTENT = b"pirl" * 1024
 def examine_storage(runs: Path) -> Iterator[Finding]:
     """Where runs go, where caches go, and what the cache holds."""
     elsewhere = "Call pirl in a directory of a local or a full network filesystem, or choose one with --runs-dir."
-    yield examine_place("runs", runs.expanduser().absolute(), elsewhere)
+    yield examine_place("runs", expand_home(runs).absolute(), elsewhere)
     cache = cache_directory()
     yield examine_place("cache", cache, "Choose another place with the environment variable PIRL_CACHE.")
     yield Finding("storage", "cached", "good", _contents(cache))

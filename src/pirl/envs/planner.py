@@ -20,6 +20,7 @@ from pirl.errors import CheckpointError, ConfigError, did_you_mean
 from pirl.interop import Checkpoint, NormStats, load_policy, open_checkpoint, resolve_config
 from pirl.models import GuidedObservation, Observation, Pi0, Pi0Config, Tokenizer, plan_chunks
 from pirl.models.types import Array
+from pirl.run_files import RunFiles
 
 NO_STATISTICS = "none"
 # From observations (guided ones, where it plans guided), and a key for each of them, to chunks.
@@ -155,9 +156,10 @@ def load_planner(
 def find_policy(path: Path) -> Path:
     """The checkpoint directory that is meant: itself, or the newest policy of a training run."""
     path = Path(os.path.expanduser(path))  # which leaves the home of nobody as it is
-    policies = path / "checkpoints" / "policy"
+    run = RunFiles(path)
+    policies = run.policies
     if not policies.is_dir():
-        if (path / "config.yaml").is_file() and (path / "metadata.json").is_file():
+        if run.is_run:
             raise CheckpointError(f"the run {path} has not written a policy yet.")
         return path
     steps = [int(entry.name) for entry in policies.iterdir() if entry.is_dir() and entry.name.isdigit()]

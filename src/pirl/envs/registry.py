@@ -8,7 +8,6 @@ import re
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -20,6 +19,7 @@ from pirl.envs.base import RobotEnv
 from pirl.envs.known import KNOWN, KnownEnv
 from pirl.envs.options import EnvOption, convert_options, list_options
 from pirl.errors import ConfigError, EnvError, UserError, did_you_mean
+from pirl.files import expand_home
 
 
 @dataclass(frozen=True)
@@ -151,7 +151,7 @@ def _import(module: str, whose: str) -> ModuleType:
 
 def _import_file(path: str) -> ModuleType:
     """A file as a module, with its neighbours importable."""
-    file = Path(path).expanduser().absolute()
+    file = expand_home(path).absolute()
     if not file.is_file():
         raise ConfigError(f"there is no adapter file {file}.")
     loaded = sys.modules.get(file.stem)

@@ -18,7 +18,7 @@ from jax.experimental import multihost_utils
 
 import pirl
 from pirl.errors import CheckpointError
-from pirl.files import remove_directory
+from pirl.files import expand_home, remove_directory
 from pirl.interop.norm_stats import FILE_NAME, NormStats, write_norm_stats
 from pirl.interop.reading import DESCRIPTION_FILE, Style, quiet_orbax
 from pirl.models.config import Pi0Config
@@ -65,7 +65,7 @@ def save_checkpoint(
 
     Where there are several processes all of them have to call it, each for its part, on a file system they share.
     """
-    directory = Path(path).expanduser().resolve()
+    directory = expand_home(path).resolve()
     if jax.process_index() == 0:
         check_target(directory, overwrite)
     writer = CheckpointWriter(params, config, norm_stats=norm_stats, metadata=metadata, style=style)

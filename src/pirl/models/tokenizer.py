@@ -15,6 +15,7 @@ import sentencepiece
 from jaxtyping import Bool, Float, Int, Int64
 
 from pirl.errors import ObservationError, UserError
+from pirl.files import expand_home
 from pirl.models.config import Pi0Config
 
 log = logging.getLogger(__name__)
@@ -27,8 +28,8 @@ _SOURCE = "https://storage.googleapis.com/big_vision/paligemma_tokenizer.model"
 
 def _cached_files() -> list[Path]:
     """Where the PaliGemma file may lie already: pirl's cache, and that of OpenPI."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    openpi = Path(os.environ.get("OPENPI_DATA_HOME") or Path.home() / ".cache" / "openpi")
+    cache = expand_home(os.environ.get("XDG_CACHE_HOME") or "~/.cache")
+    openpi = expand_home(os.environ.get("OPENPI_DATA_HOME") or "~/.cache/openpi")
     return [cache / "pirl" / _FILE, openpi / "big_vision" / _FILE]
 
 
@@ -36,7 +37,7 @@ def find_tokenizer(path: str | os.PathLike[str] | None = None) -> Path:
     """The PaliGemma SentencePiece file: `path`, else $PIRL_TOKENIZER, else a cache; else an error with advice."""
     for origin, given in ((None, path), (PATH_VARIABLE, os.environ.get(PATH_VARIABLE))):
         if given:
-            file = Path(given).expanduser()
+            file = expand_home(given)
             if file.is_file():
                 return file
             raise UserError(f"no tokeniser file at {file}" + (f" (from ${origin})." if origin else "."))

@@ -9,11 +9,12 @@ from pirl.errors import DataError
 from pirl.report.film import Episode
 from pirl.report.replay import make_film_env, missing_outcomes, watch_episodes
 from pirl.report.run_facts import RunFacts
+from pirl.run_files import RunFiles
 
 
 def watch_run(facts: RunFacts) -> tuple[list[Episode], str]:
     """A success and a failure of the newest policy, and how to read them. It loads the learner: this takes a while."""
-    config = load_config(facts.path / "config.yaml", None)
+    config = load_config(RunFiles(facts.path).config_file, None)
     if facts.learner != "acrlpd":
         raise DataError(f"{facts.learner} has no critics.")
     if config.env is None:
@@ -35,7 +36,7 @@ def watch_run(facts: RunFacts) -> tuple[list[Episode], str]:
 
 
 def _newest_evaluation(run: Path) -> Evaluation:
-    files = [file for file in (run / "evaluations").glob("*.json") if file.stem.isdecimal()]
+    files = [file for file in RunFiles(run).evaluations.glob("*.json") if file.stem.isdecimal()]
     if not files:
         raise DataError("the run was not evaluated, so there are no starts to play from.")
     newest = max(files, key=lambda file: int(file.stem))

@@ -15,6 +15,7 @@ from pirl.errors import DataError
 from pirl.report.iterations import PREFIXES, Iteration, find_iterations
 from pirl.report.runs import Curve, Event, Log, Run, read_log
 from pirl.report.state import State, find_state
+from pirl.run_files import RunFiles
 
 
 @dataclass(frozen=True)
@@ -118,22 +119,21 @@ class RunFacts:
 
 def read_facts(path: Path, name: str | None = None) -> RunFacts:
     """Read a run directory; raises if it is none, or if its files are damaged."""
-    config_file, metadata_file = path / "config.yaml", path / "metadata.json"
-    _refuse_other(path, config_file, metadata_file)
+    files = RunFiles(path)
+    _refuse_other(files)
     # First: all that is read after it is at least as new, so that a run said to be done is there to its end.
     state = find_state(path)
     try:
-        config = yaml.safe_load(config_file.read_text(encoding="utf-8"))
-        metadata = json.loads(metadata_file.read_text(encoding="utf-8"))
+        config = yaml.safe_load(files.config_file.read_text(encoding="utf-8"))
+        metadata = json.loads(files.metadata_file.read_text(encoding="utf-8"))
     except (OSError, ValueError, yaml.YAMLError) as error:
         reason = " ".join(str(error).split())
         raise DataError(f"the config.yaml or the metadata.json of {path} cannot be read: {reason:.200}.") from error
-    for file, content in ((config_file, config), (metadata_file, metadata)):
+    for file, content in ((files.config_file, config), (files.metadata_file, metadata)):
         if not isinstance(content, Mapping):
             raise DataError(f"{file} should hold names and their values: it is damaged, or of something else.")
-    metrics, timing = path / "metrics.jsonl", path / "timing.jsonl"
-    log = read_log(metrics, keep=PREFIXES) if metrics.is_file() else Log({})
-    clock = read_log(timing) if timing.is_file() else Log({})
+    log = read_log(files.metrics_file, keep=PREFIXES) if files.metrics_file.is_file() else Log({})
+    clock = read_log(files.timing_file) if files.timing_file.is_file() else Log({})
     events = (*_rollbacks(path, metadata), *_skipped(path, log.curves.get("skipped")))
     return RunFacts(
         path=path,
@@ -157,12 +157,13 @@ def name_runs(paths: Sequence[Path]) -> list[str]:
     raise DataError("the same run is named twice.")
 
 
-def _refuse_other(path: Path, *files: Path) -> None:
+def _refuse_other(run: RunFiles) -> None:
+    path = run.path
     if not path.exists():
         raise DataError(f"there is no run {path}. Name a directory that `pirl train` made.")
-    if path.is_dir() and all(file.is_file() for file in files):
+    if run.is_run:
         return
-    inside = sorted(file.parent for file in path.glob("*/metadata.json") if (file.parent / "config.yaml").is_file())
+    inside = sorted(entry for entry in path.glob("*/") if RunFiles(entry).is_run)
     hint = "Name a directory that `pirl train` made."
     if inside:
         hint = f"There are runs in it: {', '.join(map(str, inside[:3]))}{', …' * (len(inside) > 3)}."

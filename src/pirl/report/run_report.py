@@ -17,6 +17,7 @@ from pirl.report.provenance import provenance_section
 from pirl.report.run_facts import Measurement, RunFacts, name_runs, read_facts
 from pirl.report.runs import Run, seen_against
 from pirl.report.time_split import time_section
+from pirl.run_files import RunFiles
 
 # Evaluations of a single run that are compared as bars; the curve has all.
 _BARS = 8
@@ -176,7 +177,7 @@ def _events(runs: Sequence[RunFacts]) -> Section:
 def _films(runs: Sequence[RunFacts]) -> list[Section]:
     figures = []
     for facts in runs:
-        films = [(film.stat().st_mtime, film) for film in (facts.path / "videos").glob("*.mp4")]
+        films = [(film.stat().st_mtime, film) for film in RunFiles(facts.path).videos.glob("*.mp4")]
         if not films:
             continue
         _, film = max(films)
@@ -225,7 +226,7 @@ def _provenance(runs: Sequence[RunFacts]) -> Section:
     )
     body = section.body + table(columns, rows)
     if len(runs) == 1:
-        text = (runs[0].path / "config.yaml").read_text(encoding="utf-8")
+        text = RunFiles(runs[0].path).config_file.read_text(encoding="utf-8")
         body += f"<details><summary>config.yaml</summary>{code_block(text)}</details>"
     return replace(section, body=body)
 

@@ -14,6 +14,7 @@ import numpy as np
 from jaxtyping import Float
 
 from pirl.errors import DataError
+from pirl.run_files import RunFiles
 
 # A metric has its own rhythm (an evaluation comes rarely): it is missing where it pauses for longer than this many
 # times the distance of its neighbours on either side.
@@ -66,7 +67,7 @@ def read_run(path: Path, name: str | None = None) -> Run:
 
     A last line that ends in the middle is left out: the run may be at work, or was killed.
     """
-    file = path / "metrics.jsonl"
+    file = RunFiles(path).metrics_file
     if not file.is_file():
         raise DataError(
             f"{path} has no metrics.jsonl: it is not a run, or one that has not logged anything yet. "

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-LOCK_FILE, LOG_FILE = "lock", "log.txt"
+from pirl.run_files import RunFiles
+
 _LOCKS = Path("/proc/locks")
 # The end of the log that is read: more than any traceback.
 _TAIL = 1 << 16
@@ -32,7 +33,7 @@ def find_state(run: Path) -> State:
     holder = find_holder(run)
     if holder is not None:
         return State("under way", f"is under way ({holder})")
-    level, text = _last_entry(run / LOG_FILE)
+    level, text = _last_entry(RunFiles(run).log_file)
     if _DONE.match(text) and level == "INFO":
         return State("done", "is done")
     if text.startswith("stopped at step") and level == "INFO":
@@ -47,7 +48,7 @@ def find_state(run: Path) -> State:
 
 def find_holder(run: Path) -> str | None:
     """Which process has the run open, as far as this machine knows."""
-    lock = run / LOCK_FILE
+    lock = RunFiles(run).lock_file
     try:
         about, said = lock.stat(), lock.read_text(errors="replace").strip()
     except OSError:
@@ -80,7 +81,7 @@ def _is_alive(process: int) -> bool:
 def _is_elsewhere(run: Path) -> bool:
     """Whether the last to open the run was on another machine, or in another container, which this one cannot see."""
     try:
-        said = (run / LOCK_FILE).read_text(errors="replace").strip()
+        said = RunFiles(run).lock_file.read_text(errors="replace").strip()
     except OSError:
         return False
     return not said.endswith(f" on {socket.gethostname()}")
@@ -88,7 +89,8 @@ def _is_elsewhere(run: Path) -> bool:
 
 def _age(run: Path) -> float | None:
     """Seconds since anything was written."""
-    times = [file.stat().st_mtime for name in (LOG_FILE, "metrics.jsonl") if (file := run / name).is_file()]
+    files = RunFiles(run)
+    times = [file.stat().st_mtime for file in (files.log_file, files.metrics_file) if file.is_file()]
     return max(0.0, time.time() - max(times)) if times else None
 
 

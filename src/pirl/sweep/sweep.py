@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 from pirl.errors import DataError, TrainingError
 from pirl.files import write_file
 from pirl.processes import GRACE, Interruptions, exit_in_words, last_lines
+from pirl.run_files import RunFiles
 from pirl.sweep.directory import PAGE_FILE, RESULTS_FILE, open_directory
 from pirl.sweep.display import Display
 from pirl.sweep.page import build_sweep_page
 from pirl.sweep.plan import SweepPlan
 from pirl.sweep.running import Job, Runner
 from pirl.sweep.trials import Trial, find_best, is_share, measure, order
-from pirl.training.run import LOCK_FILE
 
 if TYPE_CHECKING:
     from pirl.sweep.study import Study
@@ -71,7 +71,7 @@ class _Sweep:
     def _job(self, trial: Trial, rung: int) -> Job:
         setting = ", ".join(f"{name.replace('_', '-')} {value}" for name, value in trial.setting.items())
         self._display.say(f"{trial.name}: {setting}; to {rung:,} {self._plan.unit}")
-        resume = (self._plan.run_of(trial) / LOCK_FILE).exists()
+        resume = RunFiles(self._plan.run_of(trial)).lock_file.exists()
         command = self._plan.trial_command(trial, rung, resume=resume)
         return Job(trial, rung, command, self._plan.log_of(trial))
 

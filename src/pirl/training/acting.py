@@ -35,7 +35,9 @@ def practice_planner(
             raise Interrupted
         return act(observation, keys)
 
-    return ChunkPlanner(act_unless_stopped, policy_io, batch_size=_batch_size(pool), guided=_is_guided(agent))
+    # Before the first update the indicator means nothing to the policy.
+    guided = _is_guided(agent) and agent.config.practice_guidance > 0 and int(agent.step) > 0
+    return ChunkPlanner(act_unless_stopped, policy_io, batch_size=_batch_size(pool), guided=guided)
 
 
 def evaluated_planner(agent: Agent, policy_io: PolicyIO, pool: EnvPool, config: EvaluationConfig) -> ChunkPlanner:

@@ -25,6 +25,7 @@ from pirl.interop.reading import quiet_orbax
 from pirl.interop.writing import CheckpointWriter
 from pirl.models import Pi0, get_parameters
 from pirl.models.parameters import nest
+from pirl.run_files import saved_steps
 from pirl.training.exchange import Exchange
 from pirl.training.records import (
     DamageError,
@@ -37,7 +38,7 @@ from pirl.training.records import (
     write_record,
 )
 from pirl.training.retention import discard_after, make_room, put_in_place, record_best, sweep
-from pirl.training.run import RunDirectory, saved_steps
+from pirl.training.run import RunDirectory
 
 _ARRAYS = "arrays"
 _logger = logging.getLogger(__name__)
@@ -165,7 +166,8 @@ class Checkpoints:
         for candidate in reversed(saved) if step is None else [step]:
             try:
                 self._agree_that_it_is_whole(self._run.states / str(candidate))
-                return (*read_state(self._run.states / str(candidate), like, self._checkpointer), candidate)
+                directory = self._run.states / str(candidate)
+                return (*read_state(directory, like, self._checkpointer, contents=False), candidate)
             except DamageError as damage:
                 failures.append(f"{self._run.states / str(candidate)} is damaged: {damage}")
                 if step is None:
@@ -179,7 +181,8 @@ class Checkpoints:
         """Raise a DamageError on all hosts if one of them cannot see all of it: reading it is something all do."""
         damage = None
         try:
-            check_files(directory, read_record(directory))
+            # Its contents are the same for all; it is enough that one reads them twice.
+            check_files(directory, read_record(directory), contents=self._line.is_first)
         except DamageError as error:
             damage = str(error)
         if found := next(filter(None, self._line.gather(damage)), None):
@@ -198,8 +201,9 @@ class Checkpoints:
             self.wait()
         finally:
             self._background.shutdown()
-            self._checkpointer.close()
-            self._policy_checkpointer.close()
+            for checkpointer in (self._checkpointer, self._policy_checkpointer):
+                with contextlib.suppress(Exception):  # of a save that failed, which was said in our words
+                    checkpointer.close()
             self._quiet.close()
 
     def __enter__(self) -> "Checkpoints":
@@ -231,10 +235,15 @@ class Checkpoints:
         )
 
 
-def read_state(directory: Path, like: PyTree, checkpointer: Any) -> tuple[PyTree, dict[str, Any]]:
-    """The state that was saved in a directory, as `like` has it, and what was saved as `host`. Raises a DamageError."""
+def read_state(
+    directory: Path, like: PyTree, checkpointer: Any, *, contents: bool = True
+) -> tuple[PyTree, dict[str, Any]]:
+    """The state that was saved in a directory, as `like` has it, and what was saved as `host`. Raises a DamageError.
+
+    `contents`: look for changed bytes first, unless that has been done.
+    """
     record = read_record(directory)
-    check_files(directory, record)
+    check_files(directory, record, contents=contents)
     leaves = {name: _placed(leaf) for name, leaf in named_leaves(like).items()}
     check_leaves(directory, record, leaves)
     tree = nest(leaves)

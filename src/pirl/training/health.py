@@ -19,7 +19,7 @@ import numpy as np
 from pirl.config.parts import HealthConfig, StoppingConfig
 from pirl.errors import TrainingError
 from pirl.files import write_file
-from pirl.training.run import saved_steps
+from pirl.run_files import saved_steps
 
 logger = logging.getLogger(__name__)
 

@@ -16,12 +16,13 @@ from pirl.agents.bc import BCAgent
 from pirl.agents.ript import RIPTAgent, RIPTConfig
 from pirl.config import RLTrainConfig, load_config
 from pirl.errors import CheckpointError, ConfigError, did_you_mean
+from pirl.files import expand_home
 from pirl.interop import open_checkpoint
 from pirl.interop.reading import Checkpoint, quiet_orbax
 from pirl.models import abstract_model
+from pirl.run_files import RunFiles, saved_steps
 from pirl.training import sharding
 from pirl.training.records import FILE_NAME, DamageError, in_one_line, named_leaves, read_record
-from pirl.training.run import saved_steps
 
 Leaves = Mapping[str, jax.ShapeDtypeStruct]
 
@@ -86,9 +87,10 @@ class Part:
 
 def open_state(path: Path, step: int | None = None) -> SavedState:
     """The newest full state of a run (or that of a step), a state by its own directory, or a policy checkpoint."""
-    directory = path.expanduser().absolute()
-    states = directory / "checkpoints" / "state"
-    if states.is_dir() or ((directory / "config.yaml").is_file() and (directory / "metadata.json").is_file()):
+    directory = expand_home(path).absolute()
+    run = RunFiles(directory)
+    states = run.states
+    if states.is_dir() or run.is_run:
         saved = saved_steps(states)
         if not saved:
             raise CheckpointError(f"the run {path} has not saved a state yet.")
@@ -126,7 +128,7 @@ def _open_full(directory: Path, run: Path) -> SavedState:
     )
     notes, config = [], None
     try:
-        config = load_config(run / "config.yaml")
+        config = load_config(RunFiles(run).config_file)
     except ConfigError as error:
         notes.append(f"dtypes were not compared with the configuration: {error}")
     title = f"the state of step {directory.name} in {run.name}"

@@ -8,22 +8,23 @@ from pirl.agents.base import Agent
 from pirl.config import load_config
 from pirl.data import PolicyIO
 from pirl.errors import CheckpointError
+from pirl.files import expand_home
 from pirl.interop.reading import quiet_orbax
+from pirl.run_files import RunFiles, saved_steps
 from pirl.training.checkpoints import read_state
 from pirl.training.records import DamageError
-from pirl.training.run import saved_steps
 from pirl.training.setup import agent_shapes, set_up
 
 
 def load_agent(run: Path, step: int | None = None) -> tuple[Agent, PolicyIO]:
     """The learner as it was saved, at its newest step if not told, and how it sees the robot's data."""
-    run = run.expanduser().resolve()
-    states = run / "checkpoints" / "state"
+    files = RunFiles(expand_home(run).resolve())
+    states = files.states
     saved = saved_steps(states)
     if not saved or (step is not None and step not in saved):
         there = f"there are those of steps {', '.join(map(str, saved))}" if saved else "there is none"
         raise CheckpointError(f"{states} has no state{'' if step is None else f' of step {step}'}: {there}.")
-    setup = set_up(load_config(run / "config.yaml", None), progress=False)
+    setup = set_up(load_config(files.config_file, None), progress=False)
     directory = states / str(saved[-1] if step is None else step)
     try:
         with quiet_orbax(), ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:

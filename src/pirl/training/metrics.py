@@ -13,6 +13,7 @@ from jaxtyping import Float
 
 from pirl.config.parts import LoggingConfig
 from pirl.models.types import Array
+from pirl.run_files import RunFiles
 from pirl.training.writers import JsonLines, Number, open_trackers
 
 # Summed over the run so far; everything else is averaged over the updates since it was last written.
@@ -47,8 +48,9 @@ class MetricsLog:
         self._open(position)
 
     def _open(self, position: Mapping[str, Any]) -> None:
-        self._metrics = JsonLines(self._run / "metrics.jsonl", position["metrics"])
-        self._timing = JsonLines(self._run / "timing.jsonl", position["timing"])
+        files = RunFiles(self._run)
+        self._metrics = JsonLines(files.metrics_file, position["metrics"])
+        self._timing = JsonLines(files.timing_file, position["timing"])
         self._sums = {name: (float(total), int(count)) for name, (total, count) in position["sums"].items()}
         self._counters = {name: int(count) for name, count in position["counters"].items()}
         self._waiting: list[tuple[tuple[str, ...], Array]] = []

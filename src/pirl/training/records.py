@@ -1,7 +1,9 @@
 """What is written beside the arrays of a full state: what is no array, and what the whole has to consist of."""
 
+import concurrent.futures
 import json
-from collections.abc import Mapping
+import zlib
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ from jaxtyping import PyTree
 from pirl.errors import CheckpointError
 
 FILE_NAME = "state.json"
+_BLOCK = 1 << 20
 
 
 class DamageError(Exception):
@@ -34,9 +37,12 @@ def make_record(leaves: Mapping[str, Any], facts: Mapping[str, Any]) -> dict[str
 
 
 def write_record(directory: Path, record: Mapping[str, Any]) -> None:
-    """Write it, with a list of the files that are there, so that a missing or a cut one is noticed."""
-    files = {str(file.relative_to(directory)): file.stat().st_size for file in directory.rglob("*") if file.is_file()}
-    (directory / FILE_NAME).write_text(json.dumps({**record, "files": files}))
+    """Write it, with the sizes and checksums of the files that are there: a missing, cut or changed one is noticed."""
+    files = {str(file.relative_to(directory)): file for file in directory.rglob("*") if file.is_file()}
+    sizes = {name: file.stat().st_size for name, file in files.items()}
+    # TensorStore does not notice changed bytes in the arrays themselves.
+    whole = {**record, "files": sizes, "checksums": dict(zip(files, _checksums(files.values()), strict=True))}
+    (directory / FILE_NAME).write_text(json.dumps({**whole, "checksum": _own_checksum(whole)}))
 
 
 def read_record(directory: Path) -> dict[str, Any]:
@@ -47,11 +53,15 @@ def read_record(directory: Path) -> dict[str, Any]:
         raise DamageError(f"{FILE_NAME} cannot be read ({in_one_line(error)})") from error
     if not isinstance(record, dict) or not all(isinstance(record.get(key), dict) for key in ("files", "leaves")):
         raise DamageError(f"{FILE_NAME} does not say which files and arrays there should be")
+    # Earlier versions wrote no checksums.
+    checksum = record.pop("checksum", None)
+    if ("checksums" in record or checksum is not None) and checksum != _own_checksum(record):
+        raise DamageError(f"{FILE_NAME} does not hold what was written")
     return record
 
 
-def check_files(directory: Path, record: Mapping[str, Any]) -> None:
-    """Raise a DamageError if a file is missing or of another size."""
+def check_files(directory: Path, record: Mapping[str, Any], *, contents: bool = True) -> None:
+    """Raise a DamageError if a file is missing, of another size, or (by its `contents`, all of them) changed."""
     for name, size in record["files"].items():
         file = directory / name
         try:
@@ -62,6 +72,16 @@ def check_files(directory: Path, record: Mapping[str, Any]) -> None:
             raise DamageError(f"{name} is missing")
         if found != size:
             raise DamageError(f"{name} has {found} bytes instead of {size}")
+    if not contents:
+        return
+    expected = record.get("checksums", {})
+    try:
+        checksums = _checksums(directory / name for name in expected)
+    except OSError as error:
+        raise DamageError(f"it cannot be read ({in_one_line(error)})") from error
+    for (name, checksum), seen in zip(expected.items(), checksums, strict=True):
+        if seen != checksum:
+            raise DamageError(f"{name} does not hold what was written")
 
 
 def check_leaves(directory: Path, record: Mapping[str, Any], leaves: Mapping[str, Any]) -> None:
@@ -96,3 +116,21 @@ def _in_words(leaf: Any) -> str:
 
 def _describe(leaves: Mapping[str, Any]) -> dict[str, list[Any]]:
     return {name: [list(leaf.shape), str(leaf.dtype)] for name, leaf in leaves.items()}
+
+
+def _checksums(files: Iterable[Path]) -> list[int]:
+    """Of each file, several at a time: states are large, and this lets other threads go on."""
+    with concurrent.futures.ThreadPoolExecutor() as threads:
+        return list(threads.map(_checksum, files))
+
+
+def _checksum(file: Path) -> int:
+    checksum = 0
+    with file.open("rb") as content:
+        while block := content.read(_BLOCK):
+            checksum = zlib.crc32(block, checksum)
+    return checksum
+
+
+def _own_checksum(record: Mapping[str, Any]) -> int:
+    return zlib.crc32(json.dumps(record).encode())

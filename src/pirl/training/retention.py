@@ -9,8 +9,9 @@ from typing import Any
 
 from pirl.config import CheckpointConfig
 from pirl.files import write_file
+from pirl.run_files import saved_steps
 from pirl.training.records import DamageError, read_record
-from pirl.training.run import RunDirectory, saved_steps
+from pirl.training.run import RunDirectory
 
 
 def record_best(run: RunDirectory, config: CheckpointConfig) -> None:

@@ -4,8 +4,9 @@ from typing import Any
 
 from pirl.config import RLTrainConfig
 from pirl.errors import TrainingError
+from pirl.run_files import saved_steps
 from pirl.training.checkpoints import Checkpoints
-from pirl.training.run import RunDirectory, saved_steps
+from pirl.training.run import RunDirectory
 
 
 class Rollbacks:

@@ -18,8 +18,8 @@ from pirl.config import parse_config, to_plain
 from pirl.envs.evaluation import versions
 from pirl.errors import ConfigError
 from pirl.files import write_file, writing
+from pirl.run_files import RunFiles, saved_steps
 
-LOCK_FILE = "lock"
 # Says that what is in the directory is being deleted, so that a process that died on the way is known by it.
 OVERWRITING_FILE = "overwriting"
 # Dotted names, with all that is below them, that may be another when a run is resumed. None of them changes what a sound
@@ -54,12 +54,12 @@ _ADVICE = "Free some space, or choose another place (--runs-dir)."
 _logger = logging.getLogger(__name__)
 
 
-class RunDirectory:
+class RunDirectory(RunFiles):
     """An open run. Others are kept out until it is closed, or until the process ends in whatever way."""
 
     def __init__(self, path: Path, lock: int | None, metadata: dict[str, Any]) -> None:
         """Use `open`, which makes or finds the directory and takes its lock."""
-        self.path = path
+        super().__init__(path)
         self._lock = lock
         self._metadata = metadata
 
@@ -71,95 +71,21 @@ class RunDirectory:
         if resume and overwrite:
             raise ConfigError("--resume goes on with a run and --overwrite deletes it: give one of them.")
         path = Path(os.path.expanduser(directory)).resolve()
-        _refuse_foreign(path)
+        files = RunFiles(path)
+        _refuse_foreign(files)
         # A process that died just after it took the lock has begun a run, though it had not come to write anything.
-        if resume and not (path / LOCK_FILE).exists() and not _is_run(path):
+        if resume and not files.lock_file.exists() and not files.is_run:
             raise ConfigError(f"{path} holds no run, so there is nothing to resume: leave --resume out to begin one.")
         plain = json.loads(json.dumps(config, default=str))
         with writing("the run", path, _ADVICE):
             path.mkdir(parents=True, exist_ok=True)
-            lock = _take_lock(path)
+            lock = _take_lock(files)
         try:
             with writing("the run", path, _ADVICE):
-                return cls(path, lock, _prepare(path, plain, config_text, resume, overwrite))
+                return cls(path, lock, _prepare(files, plain, config_text, resume, overwrite))
         except BaseException:
             os.close(lock)
             raise
-
-    @property
-    def config_file(self) -> Path:
-        """The resolved configuration: a run can be made again from it."""
-        return self.path / "config.yaml"
-
-    @property
-    def metadata_file(self) -> Path:
-        """Versions, parameter counts, the command line, when it was begun and resumed."""
-        return self.path / "metadata.json"
-
-    @property
-    def metrics_file(self) -> Path:
-        """One object per logged step; the same run writes the same bytes."""
-        return self.path / "metrics.jsonl"
-
-    @property
-    def timing_file(self) -> Path:
-        """What is measured by the clock."""
-        return self.path / "timing.jsonl"
-
-    @property
-    def log_file(self) -> Path:
-        """What was said."""
-        return self.path / "log.txt"
-
-    @property
-    def checkpoints(self) -> Path:
-        """Both kinds of checkpoint, and which is the best."""
-        return self.path / "checkpoints"
-
-    @property
-    def states(self) -> Path:
-        """Full states, by step: to resume."""
-        return self.checkpoints / "state"
-
-    @property
-    def policies(self) -> Path:
-        """OpenPI policies, by step: to deploy."""
-        return self.checkpoints / "policy"
-
-    @property
-    def best_file(self) -> Path:
-        """Which step was best, by which metric, and with what value."""
-        return self.checkpoints / "best.json"
-
-    @property
-    def replay(self) -> Path:
-        """Episodes of the online phase."""
-        return self.path / "replay"
-
-    @property
-    def rollouts(self) -> Path:
-        """A LeRobot dataset of the attempts of a RIPT run."""
-        return self.path / "rollouts"
-
-    @property
-    def videos(self) -> Path:
-        """Films of evaluated episodes."""
-        return self.path / "videos"
-
-    @property
-    def evaluations(self) -> Path:
-        """Results of every evaluated episode, by step."""
-        return self.path / "evaluations"
-
-    @property
-    def bad_batches(self) -> Path:
-        """Batches whose update was skipped."""
-        return self.path / "bad_batches"
-
-    @property
-    def tensorboard(self) -> Path:
-        """TensorBoard's files."""
-        return self.path / "tensorboard"
 
     @property
     def metadata(self) -> dict[str, Any]:
@@ -169,7 +95,7 @@ class RunDirectory:
     def note(self, **facts: Any) -> None:
         """Add facts to metadata.json, or correct them."""
         with writing("the run's metadata", self.path, _ADVICE):
-            _write_metadata(self.path, self._metadata | facts)
+            _write_metadata(self, self._metadata | facts)
         self._metadata |= facts
 
     def abandon(self) -> None:
@@ -194,91 +120,85 @@ class RunDirectory:
         self.close()
 
 
-def saved_steps(directory: Path) -> list[int]:
-    """The steps there are checkpoints of, in order: directories with a number for a name."""
-    entries = directory.iterdir() if directory.is_dir() else ()
-    return sorted(int(entry.name) for entry in entries if entry.name.isdecimal() and entry.is_dir())
-
-
-def _prepare(path: Path, config: dict[str, Any], config_text: str, resume: bool, overwrite: bool) -> dict[str, Any]:
+def _prepare(run: RunFiles, config: dict[str, Any], config_text: str, resume: bool, overwrite: bool) -> dict[str, Any]:
     """With the lock held: bring the directory into the state that was asked for, and say what its metadata are now."""
-    _refuse_foreign(path)  # again: it may have become a run since
-    exists = _is_run(path) and not (path / OVERWRITING_FILE).exists()
-    reached = max(saved_steps(path / "checkpoints" / "state"), default=0)
+    _refuse_foreign(run)  # again: it may have become a run since
+    exists = run.is_run and not (run.path / OVERWRITING_FILE).exists()
+    reached = max(saved_steps(run.states), default=0)
     now = datetime.now(UTC).isoformat(timespec="seconds")
     command = shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
     if exists and resume:
-        metadata = _read_metadata(path)
-        _refuse_other_config(path, _as_today(metadata["config"]), config)
+        metadata = _read_metadata(run)
+        _refuse_other_config(run, _as_today(metadata["config"]), config)
         entry = {"time": now, "step": reached, "command": command, "versions": versions()}
         metadata |= {"resumed": [*metadata["resumed"], entry], "config": config}
     elif exists and not overwrite:
         raise ConfigError(
-            f"{path} holds a run already, with checkpoints up to step {reached}: --resume goes on with it, --overwrite "
-            "deletes it and begins again; or choose another --exp-name."
+            f"{run.path} holds a run already, with checkpoints up to step {reached}: --resume goes on with it, "
+            "--overwrite deletes it and begins again; or choose another --exp-name."
         )
     else:
-        _clear(path)
+        _clear(run)
         metadata = {"begun": now, "command": command, "versions": versions(), "resumed": [], "config": config}
-    write_file(path / "config.yaml", config_text)
-    _write_metadata(path, metadata)  # last: it is what makes the directory a run
+    write_file(run.config_file, config_text)
+    _write_metadata(run, metadata)  # last: it is what makes the directory a run
     return metadata
 
 
-def _is_run(path: Path) -> bool:
-    return (path / "config.yaml").is_file() and (path / "metadata.json").is_file()
-
-
-def _refuse_foreign(path: Path) -> None:
+def _refuse_foreign(run: RunFiles) -> None:
     """Raise if something is there that is no run, so that nobody's files are touched."""
+    path, lock = run.path, run.lock_file.name
     if path.exists() and not path.is_dir():
         raise ConfigError(f"{path} is a file: choose another --exp-name or --runs-dir.")
-    if not path.is_dir() or _is_run(path):
+    if not path.is_dir() or run.is_run:
         return
     entries = {entry.name for entry in path.iterdir()}
     # Our lock without metadata: a run that died as it began, with no more than its config; or as it was overwritten.
-    begun = LOCK_FILE in entries and all(name in (LOCK_FILE, "config.yaml") or ".partial-" in name for name in entries)
-    if entries and not begun and not {LOCK_FILE, OVERWRITING_FILE} <= entries:
+    little = (lock, run.config_file.name)
+    begun = lock in entries and all(name in little or ".partial-" in name for name in entries)
+    if entries and not begun and not {lock, OVERWRITING_FILE} <= entries:
         raise ConfigError(
             f"{path} is not empty and is not a run of pirl (it has no config.yaml and metadata.json), so nothing in it "
             "is touched: choose another --exp-name or --runs-dir."
         )
 
 
-def _clear(path: Path) -> None:
+def _clear(run: RunFiles) -> None:
     """Delete what is there but for the lock. Whoever finds it half done finishes it."""
-    others = [entry for entry in path.iterdir() if entry.name not in (LOCK_FILE, OVERWRITING_FILE)]
+    mark = run.path / OVERWRITING_FILE
+    others = [entry for entry in run.path.iterdir() if entry not in (run.lock_file, mark)]
     if others:
-        write_file(path / OVERWRITING_FILE, "")
+        write_file(mark, "")
     for entry in others:
         if entry.is_dir() and not entry.is_symlink():
             shutil.rmtree(entry)
         else:
             entry.unlink()
-    (path / OVERWRITING_FILE).unlink(missing_ok=True)
+    mark.unlink(missing_ok=True)
 
 
-def _take_lock(path: Path) -> int:
+def _take_lock(run: RunFiles) -> int:
     """A file descriptor that holds the lock; the kernel gives it back when the process ends."""
-    lock = os.open(path / LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o644)
+    lock = os.open(run.lock_file, os.O_RDWR | os.O_CREAT, 0o644)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         holder = os.pread(lock, 200, 0).decode(errors="replace").strip() or "another process"
         os.close(lock)
         raise ConfigError(
-            f"{path} is in use by {holder}: wait until it has ended, stop it, or choose another --exp-name."
+            f"{run.path} is in use by {holder}: wait until it has ended, stop it, or choose another --exp-name."
         ) from None
     except OSError as error:  # some network file systems know no locks
-        _logger.warning("%s cannot be locked (%s): make sure that nothing else uses this run.", path, error.strerror)
+        unsure = "%s cannot be locked (%s): make sure that nothing else uses this run."
+        _logger.warning(unsure, run.path, error.strerror)
     os.ftruncate(lock, 0)
     os.pwrite(lock, f"process {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
     return lock
 
 
-def _read_metadata(path: Path) -> dict[str, Any]:
+def _read_metadata(run: RunFiles) -> dict[str, Any]:
     try:
-        metadata = json.loads((path / "metadata.json").read_text())
+        metadata = json.loads(run.metadata_file.read_text())
         if isinstance(metadata["config"], dict) and isinstance(metadata["resumed"], list):
             return dict(metadata)
         reason = "its config or resumed is not what it should be"
@@ -287,13 +207,13 @@ def _read_metadata(path: Path) -> dict[str, Any]:
     except KeyError as error:
         reason = f"it has no {error}"
     raise ConfigError(
-        f"{path / 'metadata.json'} cannot be read ({reason}), so it is not known what the run was: put the file back, or "
+        f"{run.metadata_file} cannot be read ({reason}), so it is not known what the run was: put the file back, or "
         "begin again (--overwrite)."
     )
 
 
-def _write_metadata(path: Path, metadata: Mapping[str, Any]) -> None:
-    write_file(path / "metadata.json", json.dumps(metadata, indent=2, default=str) + "\n")
+def _write_metadata(run: RunFiles, metadata: Mapping[str, Any]) -> None:
+    write_file(run.metadata_file, json.dumps(metadata, indent=2, default=str) + "\n")
 
 
 def _as_today(config: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -304,7 +224,7 @@ def _as_today(config: Mapping[str, Any]) -> Mapping[str, Any]:
         return config
 
 
-def _refuse_other_config(path: Path, old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
+def _refuse_other_config(run: RunFiles, old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
     """Raise with every field that differs and would make this another run."""
     before, after = dict(_fields(old)), dict(_fields(new))
     differences = [
@@ -318,9 +238,9 @@ def _refuse_other_config(path: Path, old: Mapping[str, Any], new: Mapping[str, A
     more = len(differences) - _SHOWN_DIFFERENCES
     listing = "".join(f"\n  {line}" for line in differences[:_SHOWN_DIFFERENCES])
     raise ConfigError(
-        f"{path} was begun with another configuration, so it cannot be resumed with this one:{listing}"
+        f"{run.path} was begun with another configuration, so it cannot be resumed with this one:{listing}"
         + (f"\n  and {more} more" if more > 0 else "")
-        + f"\nGive the run's own values (they are in {path / 'config.yaml'}), or begin another run (--exp-name)."
+        + f"\nGive the run's own values (they are in {run.config_file}), or begin another run (--exp-name)."
     )
 
 

@@ -5,7 +5,6 @@ import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -37,6 +36,7 @@ from pirl.data import (
 from pirl.envs.planner import check_policy, find_policy
 from pirl.envs.pools import EnvPool
 from pirl.errors import ConfigError, DataError, did_you_mean
+from pirl.files import expand_home
 from pirl.interop import NormStats, load_policy, open_checkpoint
 from pirl.models import Pi0, Tokenizer, abstract_model, create_model
 from pirl.training.sharding import ParameterSharding, make_host_mesh, make_mesh
@@ -259,7 +259,7 @@ def _create(config: RLTrainConfig, action_dim: int, policy: Pi0, rng: jax.Array)
 def _load(config: RLTrainConfig, sharding: ParameterSharding) -> Pi0:
     """The policy to begin with, in float32: what learns has to be."""
     assert config.checkpoint is not None
-    path = find_policy(Path(config.checkpoint).expanduser())
+    path = find_policy(expand_home(config.checkpoint))
     return load_policy(
         path, config.model, param_dtype="float32", sharding=sharding, fresh_lora=jax.random.key(config.seed)
     )
@@ -271,7 +271,7 @@ def _statistics(config: RLTrainConfig, dataset: Dataset | None, asset_id: str) -
         robot = load_robot(config.data.robot)
         return dict(dataset_norm_stats(dataset, robot, config.model.action_horizon))
     assert config.checkpoint is not None
-    found = open_checkpoint(find_policy(Path(config.checkpoint).expanduser())).norm_stats()
+    found = open_checkpoint(find_policy(expand_home(config.checkpoint))).norm_stats()
     if config.data.asset_id is None and len(found) == 1:
         return next(iter(found.values()))
     if asset_id not in found:

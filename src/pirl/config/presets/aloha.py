@@ -4,12 +4,13 @@ from dataclasses import replace
 
 from pirl.agents.acrlpd import ACRLPDConfig
 from pirl.config.parts import CheckpointConfig, DataConfig, EvaluationConfig, RolloutConfig
+from pirl.config.presets.full_size import ACRLPD
 from pirl.config.presets.ript import with_ript
 from pirl.config.train import RLTrainConfig
 from pirl.data.outcomes import OutcomeConfig
 from pirl.envs.registry import EnvConfig
 from pirl.models.config import get_model_config
-from pirl.models.critic import LARGE_CRITICS, TEN_CRITICS
+from pirl.models.critic import LARGE_CRITICS
 
 _CHECKPOINTS = CheckpointConfig(every=1_000, max_to_keep=1, keep_period=5_000)
 
@@ -26,14 +27,7 @@ def aloha_fold(pi05: bool) -> RLTrainConfig:
     return RLTrainConfig(
         name="aloha_fold_pi05" if pi05 else "aloha_fold",
         model=get_model_config("pi05_base" if pi05 else "pi0_base"),
-        agent=ACRLPDConfig(
-            horizon_length=20,
-            num_action_samples=4,
-            aggregate="subset_min",
-            critic=TEN_CRITICS,
-            bc_loss_weight=0.1,
-            critic_warmup_steps=1_000,
-        ),
+        agent=replace(ACRLPD, horizon_length=20),
         data=DataConfig(robot="aloha"),
         checkpoints=_CHECKPOINTS,
         steps=30_000,

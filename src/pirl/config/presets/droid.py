@@ -1,10 +1,9 @@
 """The preset for the Franka arm of DROID."""
 
-from pirl.agents.acrlpd import ACRLPDConfig
 from pirl.config.parts import CheckpointConfig, DataConfig
+from pirl.config.presets.full_size import ACRLPD
 from pirl.config.train import RLTrainConfig
 from pirl.models.config import get_model_config
-from pirl.models.critic import TEN_CRITICS
 
 
 def droid(pi05: bool) -> RLTrainConfig:
@@ -18,14 +17,7 @@ def droid(pi05: bool) -> RLTrainConfig:
     return RLTrainConfig(
         name="droid_pi05" if pi05 else "droid",
         model=get_model_config("pi05_droid" if pi05 else "pi0_droid"),
-        agent=ACRLPDConfig(
-            horizon_length=10,
-            num_action_samples=4,
-            aggregate="subset_min",
-            critic=TEN_CRITICS,
-            bc_loss_weight=0.1,
-            critic_warmup_steps=1_000,
-        ),
+        agent=ACRLPD,
         data=DataConfig(robot="droid"),
         checkpoints=CheckpointConfig(every=1_000, max_to_keep=1, keep_period=5_000),
         steps=20_000,

@@ -2,14 +2,13 @@
 
 from dataclasses import replace
 
-from pirl.agents.acrlpd import ACRLPDConfig
 from pirl.config.parts import CheckpointConfig, DataConfig, EvaluationConfig, RolloutConfig
+from pirl.config.presets.full_size import ACRLPD
 from pirl.config.presets.ript import with_ript
 from pirl.config.train import RLTrainConfig
 from pirl.data.outcomes import OutcomeConfig
 from pirl.envs.registry import EnvConfig
 from pirl.models.config import get_model_config
-from pirl.models.critic import TEN_CRITICS
 
 
 def libero(pi05: bool) -> RLTrainConfig:
@@ -24,14 +23,7 @@ def libero(pi05: bool) -> RLTrainConfig:
     return RLTrainConfig(
         name="libero_pi05" if pi05 else "libero",
         model=get_model_config("pi05_libero" if pi05 else "pi0_base"),
-        agent=ACRLPDConfig(
-            horizon_length=10,
-            num_action_samples=4,
-            aggregate="subset_min",
-            critic=TEN_CRITICS,
-            bc_loss_weight=0.1,
-            critic_warmup_steps=1_000,
-        ),
+        agent=ACRLPD,
         data=DataConfig(
             repo_id="physical-intelligence/libero",
             robot="libero" if pi05 else "libero_delta",

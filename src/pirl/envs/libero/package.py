@@ -15,7 +15,7 @@ from unittest import mock
 
 from pirl.envs.mujoco_rendering import import_simulator
 from pirl.errors import ConfigError
-from pirl.files import cache_directory, write_file
+from pirl.files import cache_directory, expand_home, write_file
 
 Suite = Literal["libero_spatial", "libero_object", "libero_goal", "libero_10", "libero_90"]
 
@@ -73,7 +73,7 @@ def find_assets(chosen: str | None, package_root: Path) -> Path:
     """The folder of meshes and textures: as chosen, as PIRL_LIBERO_ASSETS says, the package's own, or its cache."""
     for source, named in (("assets", chosen), (ASSETS_VARIABLE, os.environ.get(ASSETS_VARIABLE))):
         if named:
-            folder = Path(named).expanduser().resolve()
+            folder = expand_home(named).resolve()
             if not _holds_assets(folder):
                 problem = f"{source} = {named} does not hold LIBERO's assets: there is no folder `scenes`."
                 raise ConfigError(f"{problem} {how_to_get_assets()}")

@@ -1,0 +1,138 @@
+"""What a soak has found so far, as a table, as JSON, and as what memory did."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pirl.files import write_file
+
+LEFT_ALONE = "left alone"
+
+
+@dataclass
+class Row:
+    """One kind of fault. It is survived if the run could be brought to its end; a run may have had several faults."""
+
+    injected: int = 0
+    survived: int = 0
+    bit_equal: int = 0
+
+
+@dataclass
+class Round:
+    """One run from its beginning to its end, and what was done to it."""
+
+    number: int
+    learner: str
+    faults: list[str] = field(default_factory=list)
+    complaints: list[str] = field(default_factory=list)  # what was not survived
+    remarks: list[str] = field(default_factory=list)  # what was odd, though it was
+    missed: list[str] = field(default_factory=list)
+    differences: list[str] = field(default_factory=list)
+    leftovers: list[str] = field(default_factory=list)
+    peaks: list[tuple[float, float]] = field(default_factory=list)  # hours since the soak began, MiB
+    memory: list[tuple[float, float]] = field(default_factory=list)  # of a run left alone: its second half
+
+    @property
+    def is_fine(self) -> bool:
+        """Whether it came to its end, and to the same bits."""
+        return not self.complaints and not self.differences
+
+
+@dataclass
+class Tally:
+    """All rounds."""
+
+    minutes: float = 0.0
+    seed: int = 0
+    not_injected: dict[str, str] = field(default_factory=dict)
+    rounds: list[Round] = field(default_factory=list)
+
+    def rows(self, kinds: Sequence[str]) -> dict[str, Row]:
+        """By kind of fault, in the order given."""
+        rows = {kind: Row() for kind in kinds}
+        for done in self.rounds:
+            for kind in done.faults or [LEFT_ALONE]:
+                row = rows.setdefault(kind, Row())
+                row.injected += 1
+                row.survived += not done.complaints
+                row.bit_equal += done.is_fine
+        return rows
+
+    def summary(self, kinds: Sequence[str]) -> dict[str, Any]:
+        """Everything that counts, as plain data."""
+        by_learner: dict[str, list[tuple[float, float]]] = {}
+        for done in self.rounds:
+            by_learner.setdefault(done.learner, []).extend(done.peaks)
+        within = {str(done.number): done.memory for done in self.rounds}
+        return {
+            "name": "soak",
+            "minutes": round(self.minutes, 1),
+            "seed": self.seed,
+            "rounds": len(self.rounds),
+            "faults": {kind: asdict(row) for kind, row in self.rows(kinds).items() if kind != LEFT_ALONE},
+            "left_alone": asdict(self.rows(kinds).get(LEFT_ALONE, Row())),
+            "not_injected": self.not_injected,
+            "missed": sum(len(done.missed) for done in self.rounds),
+            "bit_equal_runs": sum(done.is_fine for done in self.rounds),
+            "remarks": sum(len(done.remarks) for done in self.rounds),
+            "leftovers": sum(len(done.leftovers) for done in self.rounds),
+            "peak_mib": {name: round(max(mib for _, mib in peaks)) for name, peaks in by_learner.items() if peaks},
+            "peak_slope_mib_per_hour": slope(by_learner),
+            "slope_within_runs_mib_per_hour": slope(within),
+        }
+
+    def markdown(self, kinds: Sequence[str]) -> str:
+        """The table, and a sentence for each thing it does not hold."""
+        facts = self.summary(kinds)
+        lines = ["| fault | injected | survived | ended bit-equal |", "|---|---|---|---|"]
+        for kind, row in self.rows([*kinds, LEFT_ALONE]).items():
+            if kind in self.not_injected:
+                lines.append(f"| {kind} | not injected: {self.not_injected[kind]} | | |")
+            else:
+                lines.append(f"| {kind} | {row.injected} | {row.survived} | {row.bit_equal} |")
+        peaks = ", ".join(f"{name} {mib} MiB" for name, mib in facts["peak_mib"].items())
+        lines += [
+            "",
+            f"{facts['minutes']:.0f} minutes, seed {self.seed}: {facts['bit_equal_runs']} of {facts['rounds']} runs "
+            f"ended bit-equal. {facts['missed']} faults came too late, and are not counted.",
+            "",
+            f"Peak of the resident memory: {peaks or 'not measured'}. Slope of the peaks over the rounds: "
+            f"{_shown(facts['peak_slope_mib_per_hour'])}; within the second half of runs left alone: "
+            f"{_shown(facts['slope_within_runs_mib_per_hour'])}. Processes and files left behind: {facts['leftovers']}.",
+            "",
+        ]
+        for done in self.rounds:
+            for what in (*done.complaints, *(f"differs: {name}" for name in done.differences[:5])):
+                lines.append(
+                    f"\n- round {done.number} ({done.learner}; {', '.join(done.faults) or LEFT_ALONE}): {what}"
+                )
+            if done.leftovers:
+                lines.append(f"\n- round {done.number} left behind: {', '.join(done.leftovers[:5])}")
+        return "\n".join(lines).rstrip() + "\n"
+
+    def write(self, out: Path, kinds: Sequence[str]) -> None:
+        """table.md, summary.json and rounds.json, so that an interrupted soak has something to say."""
+        write_file(out / "table.md", self.markdown(kinds))
+        write_file(out / "summary.json", json.dumps(self.summary(kinds)) + "\n")
+        write_file(out / "rounds.json", json.dumps([asdict(done) for done in self.rounds], indent=1) + "\n")
+
+
+def slope(groups: Mapping[str, Sequence[tuple[float, float]]]) -> float | None:
+    """Least squares of y over x, the same for all groups, each with a level of its own; None if there is no telling."""
+    left, right = [], []
+    for points in groups.values():
+        if points:
+            x, y = np.asarray(points, np.float64).T
+            left.append(x - x.mean())
+            right.append(y - y.mean())
+    x, y = (np.concatenate(parts) if parts else np.zeros(0) for parts in (left, right))
+    return round(float(x @ y / (x @ x)), 1) if x.size > 2 and x @ x > 0 else None
+
+
+def _shown(value: float | None) -> str:
+    return "too few runs" if value is None else f"{value:+.1f} MiB per hour"

@@ -1,0 +1,58 @@
+"""What runs say about how their policies are to act: where, and how many actions of a chunk at a time."""
+
+import shlex
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from pirl.errors import ConfigError, UserError
+from pirl.files import expand_home
+from pirl.run_files import RunFiles
+
+if TYPE_CHECKING:
+    from pirl.config import RLTrainConfig
+
+_Value = TypeVar("_Value")
+
+
+def read_runs(policies: Sequence[str]) -> "dict[str, RLTrainConfig]":
+    """The configurations of those policies that are named by their run."""
+    runs = {}
+    for policy in policies:
+        run = RunFiles(expand_home(policy))
+        if run.config_file.is_file() and run.policies.is_dir():
+            from pirl.config import load_config
+
+            try:
+                runs[policy] = load_config(run.config_file, None)
+            except UserError as error:
+                why = "It says where the policy acts, and how: without it, both --env and --execute-steps are needed."
+                raise ConfigError(f"{error} {why}") from error
+    return runs
+
+
+def agreed(what: str, said: Mapping[str, _Value]) -> _Value:
+    """What all runs say; to those that do not agree, somebody has to say it."""
+    (first, value), *others = said.items()
+    for other, another in others:
+        if another != value:
+            raise UserError(
+                f"{first} and {other} were not trained with the same {what}: {in_flags(value)} in one, "
+                f"{in_flags(another)} in the other. Say which of them both are to have."
+            )
+    return value
+
+
+def in_flags(value: Any) -> str:
+    """An environment with its options, or a number of steps, as one would give it."""
+    if isinstance(value, int):
+        return f"--execute-steps {value}"
+    words = ["--env", value.id, *(() if value.adapter is None else ("--env.adapter", value.adapter))]
+    for name, option in value.options.items():
+        words += [f"--env.{name.replace('_', '-')}", _text(option)]
+    return shlex.join(words)
+
+
+def _text(option: Any) -> str:
+    if isinstance(option, bool):
+        return str(option).lower()
+    return ",".join(map(str, option)) if isinstance(option, list | tuple) else str(option)

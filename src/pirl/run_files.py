@@ -1,0 +1,101 @@
+"""What lies where in the directory of a run, for all who write one or read it."""
+
+from pathlib import Path
+
+
+class RunFiles:
+    """The directory of a run, by the names of what is in it; whether anything is there is another question."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @property
+    def is_run(self) -> bool:
+        """Whether a run was begun here: its metadata is written last."""
+        return self.config_file.is_file() and self.metadata_file.is_file()
+
+    @property
+    def lock_file(self) -> Path:
+        """Held by the process that uses the run, which says in it who it is."""
+        return self.path / "lock"
+
+    @property
+    def config_file(self) -> Path:
+        """The resolved configuration: a run can be made again from it."""
+        return self.path / "config.yaml"
+
+    @property
+    def metadata_file(self) -> Path:
+        """Versions, parameter counts, the command line, when it was begun and resumed."""
+        return self.path / "metadata.json"
+
+    @property
+    def metrics_file(self) -> Path:
+        """One object per logged step; the same run writes the same bytes."""
+        return self.path / "metrics.jsonl"
+
+    @property
+    def timing_file(self) -> Path:
+        """What is measured by the clock."""
+        return self.path / "timing.jsonl"
+
+    @property
+    def log_file(self) -> Path:
+        """What was said."""
+        return self.path / "log.txt"
+
+    @property
+    def checkpoints(self) -> Path:
+        """Both kinds of checkpoint, and which is the best."""
+        return self.path / "checkpoints"
+
+    @property
+    def states(self) -> Path:
+        """Full states, by step: to resume."""
+        return self.checkpoints / "state"
+
+    @property
+    def policies(self) -> Path:
+        """OpenPI policies, by step: to deploy."""
+        return self.checkpoints / "policy"
+
+    @property
+    def best_file(self) -> Path:
+        """Which step was best, by which metric, and with what value."""
+        return self.checkpoints / "best.json"
+
+    @property
+    def replay(self) -> Path:
+        """Episodes of the online phase."""
+        return self.path / "replay"
+
+    @property
+    def rollouts(self) -> Path:
+        """A LeRobot dataset of the attempts of a RIPT run."""
+        return self.path / "rollouts"
+
+    @property
+    def videos(self) -> Path:
+        """Films of evaluated episodes."""
+        return self.path / "videos"
+
+    @property
+    def evaluations(self) -> Path:
+        """Results of every evaluated episode, by step."""
+        return self.path / "evaluations"
+
+    @property
+    def bad_batches(self) -> Path:
+        """Batches whose update was skipped."""
+        return self.path / "bad_batches"
+
+    @property
+    def tensorboard(self) -> Path:
+        """TensorBoard's files."""
+        return self.path / "tensorboard"
+
+
+def saved_steps(directory: Path) -> list[int]:
+    """The steps there are checkpoints of, in order: directories with a number for a name."""
+    entries = directory.iterdir() if directory.is_dir() else ()
+    return sorted(int(entry.name) for entry in entries if entry.name.isdecimal() and entry.is_dir())

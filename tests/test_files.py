@@ -1,0 +1,71 @@
+"""Paths that begin at a home, which may be the home of nobody."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from pirl.errors import UserError
+from pirl.files import cache_directory, expand_home
+
+NOBODY = "~nobody_at_all/place"
+
+
+@pytest.mark.parametrize("path", ["~", "~/a/b", "a/~/b", "./~a", "/a/b", "", "~root/a"])
+def test_paths_are_expanded_as_the_system_does(path):
+    assert expand_home(path) == Path(os.path.expanduser(path))
+
+
+def test_whoever_has_no_home_is_asked_for_one(monkeypatch):
+    monkeypatch.setattr("os.path.expanduser", str)  # as under a number that no user has
+    monkeypatch.delenv("PIRL_CACHE", raising=False)
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    with pytest.raises(UserError, match="~/.cache: .* Set HOME"):
+        cache_directory()
+
+
+def test_a_name_with_a_nul_is_no_path():
+    with pytest.raises(UserError, match=r"'~a\\x00b' is no path"):
+        expand_home("~a\0b")
+
+
+def _save_policy(path, monkeypatch):
+    from builders import MICRO, random_model
+    from pirl.interop import save_policy
+
+    save_policy(path, random_model(MICRO))
+
+
+def _name_tokenizer(path, monkeypatch):
+    from pirl.models.tokenizer import find_tokenizer
+
+    monkeypatch.setenv("PIRL_TOKENIZER", path)
+    find_tokenizer()
+
+
+def _look_for_tokenizer(path, monkeypatch):
+    from pirl.models.tokenizer import find_tokenizer
+
+    monkeypatch.delenv("PIRL_TOKENIZER", raising=False)
+    monkeypatch.setenv("OPENPI_DATA_HOME", path)
+    find_tokenizer()
+
+
+def _load_agent(path, monkeypatch):
+    from pirl.training.loading import load_agent
+
+    load_agent(Path(path))
+
+
+def _check_config(path, monkeypatch):
+    from pirl.config import check_config, get_config, override_config
+
+    check_config(override_config(get_config("demo"), {"checkpoint": path, "data.repo_id": "."}))
+
+
+@pytest.mark.parametrize("use", [_save_policy, _name_tokenizer, _look_for_tokenizer, _load_agent, _check_config])
+def test_the_home_of_nobody_is_named_by_whoever_is_sent_there(use, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match=f"{NOBODY} is in the home of nobody: there is no user 'nobody_at_all'"):
+        use(NOBODY, monkeypatch)
+    assert not list(tmp_path.iterdir())

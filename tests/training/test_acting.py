@@ -1,0 +1,23 @@
+"""Learners in environments: when they are guided by their prompt."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from pirl.agents.ript import RIPTAgent, RIPTConfig
+from pirl.training import acting
+
+
+@pytest.mark.usefixtures("unchecked_signatures")
+@pytest.mark.parametrize(
+    ("weighting", "weight", "updates", "expected"),
+    [("guidance", 1.0, 0, False), ("guidance", 1.0, 1, True), ("guidance", 0.0, 9, False), ("positive", 1.0, 9, False)],
+)
+def test_rollouts_are_guided_once_the_policy_has_learned_what_by(monkeypatch, weighting, weight, updates, expected):
+    planned = []
+    monkeypatch.setattr(acting, "ChunkPlanner", lambda act, policy_io, **options: planned.append(options["guided"]))
+    config = RIPTConfig(weighting=weighting, practice_guidance=weight)
+    agent = RIPTAgent(step=np.int32(updates), learned=None, config=config, real_action_dim=1)
+    acting.practice_planner(agent, None, SimpleNamespace(size=2, groups=1))
+    assert planned == [expected]
