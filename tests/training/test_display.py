@@ -211,3 +211,11 @@ def test_the_live_display_keeps_said_lines_whole_and_leaves_the_terminal_as_it_w
     assert "step 200/4000  loss 0.125" in last, "the last state stays readable"
     assert process.returncode == -signal.SIGINT
     assert "ERROR KeyboardInterrupt" in (tmp_path / "log.txt").read_text()
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no device that is always full")
+def test_a_log_that_cannot_be_written_is_no_reason_for_a_traceback(capsys: pytest.CaptureFixture[str]) -> None:
+    with Display(10, "fold1", log=Path("/dev/full")) as display:
+        display.say("compiling the update …")
+        logging.getLogger("pirl").warning("update 3 was skipped")
+    assert "Traceback" not in capsys.readouterr().err

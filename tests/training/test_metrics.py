@@ -289,3 +289,28 @@ print([(row["step"], row["loss"]) for row in trackio.sqlite_storage.SQLiteStorag
     command = [sys.executable, "-c", program, str(tmp_path / "fold1")]
     said = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=120).stdout
     assert said == "[(10, 1.25), (20, 2.5)]\n"
+
+
+def test_a_full_disk_is_named_with_what_could_not_be_written_and_what_to_do(tmp_path: Path) -> None:
+    script = """
+import resource, sys
+from pathlib import Path
+from pirl.errors import DataError
+from pirl.training.writers import JsonLines
+lines = JsonLines(Path(sys.argv[1]) / "metrics.jsonl")
+lines.write(1, {"loss": 2.0})
+resource.setrlimit(resource.RLIMIT_FSIZE, (40, 40))
+try:
+    lines.write(2, {"loss": 3.0})
+    lines.write(3, {"loss": 4.0})
+except DataError as error:
+    print(error)
+lines.close()
+"""
+    ignored = f"import signal; signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n{script}"
+    done = subprocess.run([sys.executable, "-c", ignored, tmp_path], capture_output=True, text=True, check=True)
+    assert f"metrics.jsonl cannot be written in {tmp_path}: File too large. See to the cause" in done.stdout
+    assert done.stderr == ""
+    again = JsonLines(tmp_path / "metrics.jsonl", keep=1000)
+    assert again.last() == {"step": 1, "loss": 2.0}
+    again.close()

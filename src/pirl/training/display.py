@@ -203,18 +203,26 @@ class Stopwatch:
         return {"steps_per_second": round(steps / seconds, 6), "seconds": round(seconds, 6), **spent}
 
 
+class _LogFile(logging.FileHandler):
+    """Where the disk is full, what needs it more says so; a line less in the log is no reason for a traceback."""
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        """Let it go."""
+
+
 @contextlib.contextmanager
 def _logging_to(path: Path) -> Iterator[logging.Handler]:
     """Have this file hold everything that is logged."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    handler = logging.FileHandler(path, encoding="utf-8")
+    handler = _LogFile(path, encoding="utf-8")
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     logging.getLogger().addHandler(handler)
     try:
         yield handler
     finally:
         logging.getLogger().removeHandler(handler)
-        handler.close()
+        with contextlib.suppress(OSError):
+            handler.close()
 
 
 @contextlib.contextmanager

@@ -15,13 +15,14 @@ from typing import Any, Protocol
 
 from pirl.config.parts import LoggingConfig
 from pirl.errors import ConfigError
-from pirl.files import write_file
+from pirl.files import write_file, writing
 
 logger = logging.getLogger(__name__)
 
 Number = float | int
 # No line is longer than this, so that the end of the last whole one is found without reading the whole file.
 _LONGEST_LINE = 1 << 20
+_ADVICE = "See to the cause (a full disk, missing rights), then go on with --resume."
 
 
 class JsonLines:
@@ -32,7 +33,7 @@ class JsonLines:
 
     def __init__(self, path: Path, keep: int = 0):
         path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = path.open("a+b")
+        self._path, self._file = path, path.open("a+b")
         kept = _whole_lines(self._file, keep)
         if kept < keep:
             logger.warning(
@@ -57,12 +58,14 @@ class JsonLines:
     def write(self, step: int, values: Mapping[str, Number]) -> None:
         """One line: the step, then the values by name."""
         line = json.dumps({"step": step, **dict(sorted(values.items()))}, ensure_ascii=False, allow_nan=False)
-        self._file.write(line.encode() + b"\n")
-        self._file.flush()
+        with writing(f"the line of step {step} in {self._path.name}", self._path.parent, _ADVICE):
+            self._file.write(line.encode() + b"\n")
+            self._file.flush()
 
     def close(self) -> None:
         """Nothing more will be written."""
-        self._file.close()
+        with contextlib.suppress(OSError):  # of a line that could not be written, as was said when it was tried
+            self._file.close()
 
 
 def _tail(file: Any, end: int) -> bytes:
