@@ -1,6 +1,7 @@
 """Checkpoints: OpenPI's are read, ours are whole, and everything that does not fit is named."""
 
 import json
+import logging
 import os
 import shutil
 import signal
@@ -19,6 +20,7 @@ from builders import MICRO, MICRO_LORA, MICRO_PI05, random_model, random_paramet
 from golden import ROOT, TINY_MODELS, arrays, assert_close, content, model_config, needs_golden, observation
 from pirl.errors import CheckpointError, ConfigError
 from pirl.interop import NormStats, compare, load_policy, open_checkpoint, save_checkpoint, save_policy
+from pirl.interop.reading import quiet_orbax
 from pirl.models import get_model_config, get_parameters
 from pirl.models.parameters import nest
 
@@ -384,3 +386,16 @@ def test_differences_are_found_one_by_one(tmp_path):
     assert "assets/robot/arm/norm_stats.json" in found
     within = {difference.path for difference in compare(a, b, rtol=0.01, atol=0.6)}
     assert within == {"new/leaf", "action_out_proj/bias", "assets/robot/arm/norm_stats.json"}
+
+
+def test_of_what_asyncio_tells_only_that_of_orbax_is_held_back(caplog):
+    with quiet_orbax():
+        pass
+    logger = logging.getLogger("asyncio")
+    for place, is_told in (("/lib/orbax/checkpoint/path.py", False), ("/home/me/mine.py", True)):
+        caplog.clear()
+        try:
+            exec(compile("raise OSError('no space')", place, "exec"))
+        except OSError:
+            logger.exception("Future exception was never retrieved")
+        assert bool(caplog.records) == is_told

@@ -12,6 +12,7 @@ try:  # loading takes a moment, in which one may change one's mind
     import os
     from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
+    from types import TracebackType
     from typing import Any, NoReturn
 
     import tyro
@@ -76,6 +77,8 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal that knows no × should still get the rest
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s")
+    if is_program:
+        sys.excepthook = _tell_uncaught
     try:
         code = _parse(arguments).run()
         sys.stdout.flush()
@@ -98,6 +101,12 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
             sys.stderr.flush()
             os._exit(130)
         sys.exit(130)
+
+
+def _tell_uncaught(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """As ever, but for TensorStore's answers to those who have left: writes that went on after the first one failed."""
+    if not (isinstance(error, RuntimeError) and str(error) == "Event loop is closed"):
+        sys.__excepthook__(kind, error, trace)
 
 
 def _parse(arguments: Sequence[str], commands: dict[str, Any] = COMMANDS, program: str = "pirl") -> Any:

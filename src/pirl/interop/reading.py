@@ -10,6 +10,7 @@ import json
 import logging
 import os
 import re
+import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -318,12 +319,18 @@ def quiet_orbax() -> Iterator[None]:
     def is_not_orbax(record: logging.LogRecord) -> bool:  # one for each use: threads may overlap here
         return "orbax" not in Path(record.pathname).parts and "/orbax/" not in record.getMessage()
 
-    # asyncio tells, one by one, of the writes that failed after the first one, which is raised.
-    loggers = [logging.getLogger(name) for name in ("absl", "asyncio")]
-    for logger in loggers:
-        logger.addFilter(is_not_orbax)
+    # asyncio tells, one by one, of the writes that failed after the first one, which is raised; some only when they are
+    # collected, after everything. What is its own is told as ever.
+    logging.getLogger("asyncio").addFilter(_is_not_of_orbax)
+    logger = logging.getLogger("absl")
+    logger.addFilter(is_not_orbax)
     try:
         yield
     finally:
-        for logger in loggers:
-            logger.removeFilter(is_not_orbax)
+        logger.removeFilter(is_not_orbax)
+
+
+def _is_not_of_orbax(record: logging.LogRecord) -> bool:
+    _, error, frames = record.exc_info or (None, None, None)
+    files = [frame.filename for frame in traceback.extract_tb(frames)] if error is not None else []
+    return not any("/orbax/" in text for text in (record.getMessage(), *files))

@@ -47,7 +47,8 @@ class JsonLines:
     @property
     def size(self) -> int:
         """Bytes so far, all of them safe on the disk."""
-        os.fsync(self._file.fileno())
+        with writing(self._path.name, self._path.parent, _ADVICE):
+            os.fsync(self._file.fileno())
         return os.fstat(self._file.fileno()).st_size
 
     def last(self) -> dict[str, Any] | None:
