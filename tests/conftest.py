@@ -6,7 +6,14 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 
+import hypothesis
 import pytest
+
+# How long an example takes says more about the machine than about the code.
+hypothesis.settings.register_profile(
+    "any machine", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+hypothesis.settings.load_profile("any machine")
 
 # The suite compiles far more than it computes: leave out LLVM's optimiser and the newer, slower way to emit fused loops,
 # which take most of that time. Eight devices in one process let sharding be tested anywhere.

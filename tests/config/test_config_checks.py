@@ -107,7 +107,7 @@ def test_a_checkpoint_may_be_a_run_and_then_its_newest_policy_is_meant(sound, tm
 
 
 @given(st.integers(1, 64), st.integers(1, 8), st.integers(1, 4), st.sampled_from([1, 2, 4]))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_a_batch_is_accepted_exactly_if_every_device_gets_as_much_in_every_part(batch, devices, parts, processes):
     config = override_config(
         get_config("demo_bc"), {"batch_size": batch, "agent.accumulation_steps": parts, "data.repo_id": "me/data"}

@@ -79,7 +79,7 @@ def test_every_preset_reads_back_from_yaml(name):
 
 
 @given(st.sampled_from(list_configs()), overrides())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_any_configuration_reads_back_from_yaml_and_differs_where_it_was_changed(preset, changes):
     config = apply(preset, changes)
     again = parse_config(format_config(config))
@@ -98,7 +98,7 @@ TEXT = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"])
 
 
 @given(overrides())
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_texts_of_a_command_line_mean_what_yaml_means(changes):
     plain = {name: value for name, value in changes.items() if isinstance(value, int | float) and value is not None}
     config = apply("debug", plain)
@@ -107,7 +107,7 @@ def test_texts_of_a_command_line_mean_what_yaml_means(changes):
 
 
 @given(TEXT, TEXT, st.lists(TEXT, max_size=3))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_any_text_survives_a_file(tmp_path_factory, project, repo_id, tasks):
     config = get_config("demo")
     selection = Selection(tasks=tuple(tasks), task_weights=dict.fromkeys(tasks, 2.0))
@@ -273,7 +273,7 @@ def test_errors_of_a_file_begin_with_its_name(tmp_path):
 
 
 @given(st.text(alphabet=st.characters(codec="utf-8")) | st.text("[]{}:,&*!|>-'\"# \nabc1.", max_size=60))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_no_text_breaks_the_reader(text):
     try:
         parse_config(text, "demo")

@@ -176,7 +176,7 @@ def random_stats(rng, dims):
     pi05=st.booleans(),
     declared=st.booleans(),
 )
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_robot_actions_undo_the_training_targets(seed, batch, chunks, dims, robot, pi05, declared):
     rng = np.random.default_rng(seed)
     if robot == "aloha":

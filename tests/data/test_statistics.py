@@ -55,7 +55,7 @@ def recordings(draw):
     return walk(state_dim), walk(action_dim), starts, draw(st.integers(1, 12)), mask
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(recordings(), st.sampled_from([1, 7, 64, 2**16]))
 def test_statistics_are_those_of_every_sample_enumerated(recording, block):
     states, actions, starts, horizon, mask = recording

@@ -161,7 +161,7 @@ def build(kind, rng, state_dim, action_dim):
     chunks=st.lists(st.integers(1, 3), max_size=1),
     dims=st.tuples(st.integers(1, 40), st.integers(1, 40)),
 )
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_the_inverse_undoes_every_transform_and_nothing_given_is_modified(kind, seed, batch, chunks, dims):
     rng = np.random.default_rng(seed)
     state_dim, action_dim = (14, 14) if kind in ("aloha", "all") else dims

@@ -85,7 +85,7 @@ def test_frames_of_a_video_lie_exactly_at_their_timestamps(tmp_path: Path, codec
 
 
 @given(data=st.data())
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 def test_any_declared_columns_of_any_length_read_back(tmp_path_factory: Any, data: st.DataObject) -> None:
     dtypes = ["bool", "uint8", "int8", "int16", "int32", "int64", "float32", "float64"]
     names = st.text(st.characters(exclude_characters="/\\\0", codec="utf-8"), min_size=1, max_size=8)

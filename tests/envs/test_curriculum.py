@@ -79,7 +79,7 @@ CONFIGS = st.builds(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(CONFIGS, st.integers(0, 10_000), st.integers(0, 1000), st.lists(st.floats(0, 1) | st.none(), max_size=40))
 def test_draws_are_valid_do_not_repeat_and_survive_a_restart(
     config: CurriculumConfig, seed: int, iteration: int, rates: list[float | None]

@@ -114,7 +114,7 @@ def roll(pool: Any, planner: Any = None, contexts: Iterator[Context] | None = No
 FATES = st.builds(Fate, st.sampled_from(["success", "failure", "lost", "never begun"]), st.integers(1, 7))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     size=st.integers(1, 7),
     parts=st.integers(1, 2),

@@ -97,7 +97,7 @@ def test_anything_but_a_table_of_numbers_is_refused(tmp_path: Path, value: Any) 
         read_init_states(saved(tmp_path / "file.pruned_init", value))
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60, deadline=None)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)
 @given(st.data())
 def test_a_file_cut_short_is_named(tmp_path: Path, data: st.DataObject) -> None:
     whole = saved(tmp_path / "whole", STATES).read_bytes()
@@ -107,7 +107,7 @@ def test_a_file_cut_short_is_named(tmp_path: Path, data: st.DataObject) -> None:
         read_init_states(path)
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=200, deadline=None)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=200)
 @given(st.data())
 def test_a_damaged_pickle_gives_states_or_a_clear_error(tmp_path: Path, data: st.DataObject) -> None:
     content = bytearray(pickle.dumps(STATES, protocol=2))

@@ -31,7 +31,7 @@ def act_alone(start: Start, horizon: int, execute_steps: int) -> tuple[np.ndarra
     return np.array(states), np.array(actions), np.array(rewards, np.float32)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     size=st.integers(1, 5),
     groups=st.integers(1, 3),

@@ -71,7 +71,7 @@ def test_anything_else_let_go_there_ends_the_episode_without_success(body: int) 
     assert let_go(table(body, gripper=ZONE_PLACE, distractors=1)) == (0.0, True, False, False)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(place=st.tuples(st.floats(-0.1, 0.1), st.floats(-0.1, 0.1)))
 def test_a_block_counts_as_inside_when_three_quarters_of_each_side_are(place: tuple[float, float]) -> None:
     distance = max(abs(place[0]), abs(place[1]))
@@ -122,7 +122,7 @@ def test_the_gripper_moves_as_told_and_not_beyond_its_reach() -> None:
     np.testing.assert_allclose(env.get_state()["gripper"], [REACH, -STEP], atol=1e-9)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     precision=st.floats(0.004, BLOCK),
     nearly=st.one_of(st.floats(0.9, 1.1), st.floats(0, 2.5 * FINGERS / BLOCK)),

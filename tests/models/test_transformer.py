@@ -43,7 +43,7 @@ def test_norms_equal_openpi():
     assert_close(gate, recorded["ada/gate"])
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.integers(1, 9).flatmap(lambda n: st.lists(st.tuples(st.booleans(), st.booleans()), min_size=n, max_size=n)))
 def test_attention_masks_follow_the_rule_pair_by_pair(tokens):
     """Query i sees key j if both are real and j opens no block after i's."""

@@ -41,7 +41,7 @@ def test_where_nothing_was_measured_or_nothing_is_watched_nothing_is_wrong():
 
 
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=12), st.floats(0, 0.99))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_a_collapse_is_what_falls_below_the_ratio_of_the_best_that_was_sound(rates, ratio):
     health, sound = watch(min_success_ratio=ratio), []
     for rate in rates:
@@ -52,7 +52,7 @@ def test_a_collapse_is_what_falls_below_the_ratio_of_the_best_that_was_sound(rat
 
 
 @given(st.lists(st.floats(0, 1), max_size=5), st.lists(st.floats(0, 1), max_size=5))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_from_a_checkpoint_it_judges_as_it_would_have(before, after):
     one, other = watch(min_success_ratio=0.5), watch(min_success_ratio=0.5)
     for rate in before:

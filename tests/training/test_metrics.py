@@ -61,7 +61,7 @@ def test_updates_that_were_compiled_into_one_count_one_by_one(tmp_path: Path) ->
         assert log.flush(5) == {"loss": 3.0, "skipped": 2}
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.floats(width=32, allow_nan=False, allow_infinity=False))
 def test_numbers_survive_the_file_with_no_more_digits_than_float32_needs(value: float) -> None:
     with tempfile.TemporaryDirectory() as directory, MetricsLog(Path(directory), FILES_ONLY) as log:

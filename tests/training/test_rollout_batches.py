@@ -64,7 +64,7 @@ def rows_of(lengths, step):
     st.integers(1, 4),
     st.integers(1, 3),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_by_chunks_every_chunk_that_teaches_comes_once_in_every_epoch_and_no_other(
     made, weighting, chunks, size, execute_steps, epochs
 ):
@@ -89,7 +89,7 @@ def test_by_chunks_every_chunk_that_teaches_comes_once_in_every_epoch_and_no_oth
 
 
 @given(iterations(), st.sampled_from(["all", "decisions"]), st.integers(1, 3), st.integers(1, 4))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_by_groups_every_batch_has_all_attempts_of_its_groups_equally_often_but_for_the_lost(
     made, chunks, rounds_per_batch, execute_steps
 ):
@@ -113,7 +113,7 @@ def test_by_groups_every_batch_has_all_attempts_of_its_groups_equally_often_but_
 
 
 @given(iterations(), st.sampled_from(["chunks", "groups"]), st.integers(0, 5), st.integers(0, 5))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_a_plan_depends_on_nothing_but_its_arguments(made, batch_by, seed, branch):
     config = RIPTConfig(batch_by=batch_by, weighting="exp")
     one, other = (plan(config, made, size=2 * made[0], seed=(seed, 7, branch))[0] for _ in range(2))
@@ -129,7 +129,7 @@ def test_another_iteration_or_branch_has_another_order():
 
 
 @given(iterations(), st.booleans())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_advantages_compare_attempts_within_their_own_group(made, normalise):
     _, groups, _ = made
     config = RIPTConfig(normalise_advantages=normalise)

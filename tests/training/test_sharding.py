@@ -38,7 +38,7 @@ def test_small_arrays_vectors_and_odd_ones_are_replicated():
     assert list(parameter_spec((2048, 2047), np.float32, 8)) == ["fsdp", None]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.lists(st.sampled_from([1, 3, 7, 8, 24, 1000, 1024, 4096]), max_size=4), st.sampled_from([1, 2, 4, 8]))
 def test_a_spec_always_divides_and_takes_the_largest_axis(shape, devices):
     spec = parameter_spec(tuple(shape), np.float32, devices)
