@@ -19,6 +19,7 @@ _SPEC.loader.exec_module(fuzz)
 # How many inputs a reader is given, by how long it takes.
 MENDED = {
     **dict.fromkeys(("read_info", "read_listing", "read_norm_stats", "read_labels", "read_csv", "load_robot"), 150),
+    **dict.fromkeys(("read_metrics", "read_record", "read_model"), 150),
     "load_config": 10,
 }
 NEST = "[" * 5000
