@@ -17,9 +17,10 @@ import pytest
 SCRIPTS = Path(__file__).parents[1] / "scripts"
 sys.path.insert(0, str(SCRIPTS))
 
+from soak.__main__ import LongRuns  # noqa: E402
 from soak.faults import FAULTS, Scene, can_mount, damage, small_disk  # noqa: E402
-from soak.runs import LEARNERS, Place, Segment, differences, leftovers  # noqa: E402
-from soak.table import LEFT_ALONE, Round, Tally, slope  # noqa: E402
+from soak.runs import LEARNERS, Place, Segment, differences, flags, leftovers  # noqa: E402
+from soak.table import LEFT_ALONE, LongRun, Round, Tally, slope  # noqa: E402
 
 from pirl.cli.main import _parse  # noqa: E402
 
@@ -115,6 +116,31 @@ def test_a_run_counts_for_each_of_its_faults_and_one_that_differs_for_none():
     assert "round 3 (bc; b, b): it ended with 1" in table
 
 
+def test_memory_is_judged_once_it_has_settled_and_an_end_is_told():
+    climbing = [(hour / 10, 100.0 * hour) for hour in range(10)]
+    level = [(1 + hour / 10, 900.0 + 2.0 * hour) for hour in range(20)]
+    tally = Tally(long_runs={"bc": LongRun(climbing + level, lines=7), "ript": LongRun(ended_with=2)})
+    assert tally.summary([])["long_runs"]["bc"]["slope_mib_per_hour"] == pytest.approx(20.0)
+    assert "| bc | 174 | 7 | +20.0 MiB per hour |" in tally.markdown([])
+    assert "| ript | 0 | 0 | too little to tell; it ended by itself with 2 |" in tally.markdown([])
+    assert not tally.is_fine
+    del tally.long_runs["ript"]
+    assert tally.is_fine
+
+
+def test_long_runs_take_turns_until_the_time_is_over(tmp_path, monkeypatch):
+    codes = {"bc": "import time; time.sleep(60)", "ript": "raise SystemExit(3)", "acrlpd": "import time; time.sleep(60)"}
+    monkeypatch.setattr(Place, "command", lambda self, learner, run: [sys.executable, "-c", codes[run.name]])
+    found, end = {}, time.monotonic() + 6
+    runs = LongRuns(tmp_path, list(codes), end, found)
+    runs.start()
+    runs.join(60)
+    assert time.monotonic() >= end
+    assert {name: run.ended_with for name, run in found.items()} == {"bc": None, "ript": 3, "acrlpd": None}
+    assert 1.5 <= 3600 * found["bc"].memory[-1][0] <= 6, "a third of the time, or what a slow machine left of it"
+    assert runs._place.marked_processes(patience=0.0) == {}
+
+
 def test_the_clock_of_a_process_jumps_as_the_file_says_and_that_is_noted(tmp_path, start):
     start.place.clock.write_text("-7200")
     code = "import time; print(time.time(), time.time_ns() / 1e9, time.monotonic())"
@@ -168,3 +194,11 @@ def test_the_options_of_every_learner_exist(name, tmp_path):
     config = _parse(words[words.index("pirl.cli.main") + 1 :]).resolve()
     assert config.name == LEARNERS[name].preset
     assert config.checkpoints.max_to_keep >= 2, "one may be damaged"
+
+
+@pytest.mark.parametrize("name", sorted(LEARNERS))
+def test_a_learner_without_an_end_differs_in_what_would_end_it(name, tmp_path):
+    learner = LEARNERS[name]
+    words = Place(tmp_path).command(learner, tmp_path / "run", *flags(learner.without_end))
+    config = _parse(words[words.index("pirl.cli.main") + 1 :]).resolve()
+    assert max(config.steps, config.online.env_steps, config.rollout.iterations) >= 10**6

@@ -3,25 +3,30 @@
     PYTHONPATH=scripts python -m soak --minutes 120 --seed 0 --out runs/soak
 
 First every learner runs undisturbed. Then they run again and again, disturbed up to three times each, resumed until they
-end, and compared with the first run bit for bit. table.md, summary.json and rounds.json in the output directory are up to
+end, and compared with the first run bit for bit. Beside them each learner runs once for its share of the time, without an
+end: what is watched is its memory. table.md, summary.json, rounds.json and memory.json in the output directory are up to
 date after every run; runs that did not end well are kept there. The last line printed is the summary.
 """
 
 import argparse
 import contextlib
+import dataclasses
 import json
 import os
 import random
 import shutil
 import signal
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
+
 from soak.faults import FAULTS, NotInjectedError, Scene, UncleanError, can_mount, moment, small_disk
 from soak.runs import LEARNERS, Place, Segment, differences, leftovers, lines_in
-from soak.table import Round, Tally
+from soak.table import LongRun, Round, Tally
 
 FULL_DISK = "full disk"
 _ATTEMPTS = 3  # to bring a run to its end after its last fault
@@ -57,10 +62,14 @@ class Soak:
 
     def run(self, minutes: float) -> None:
         """Begin runs for so many minutes."""
+        end = self._began + minutes * 60
+        beside = LongRuns(self._place.out, self._learners, end, self.tally.long_runs)
+        beside.start()
         try:
-            while time.monotonic() - self._began < minutes * 60:
+            while time.monotonic() < end:
                 self._play(self._next_round())
         finally:
+            beside.stop()
             self._write()
 
     def _next_round(self) -> Round:
@@ -159,9 +168,6 @@ class Soak:
         if done.complaints or not last.memory or last.first_line > total / 2:
             return
         done.peaks = [((time.monotonic() - self._began) / 3600, max(mib for _, mib in last.memory))]
-        if len(segments) == 1 and not done.faults:
-            half = last.memory[len(last.memory) // 2 :]
-            done.memory = half[:: max(1, len(half) // 100)]
 
     def _start(self, learner: str, run: Path, log: Path) -> Segment:
         # A run that died before it took its lock has not begun.
@@ -180,6 +186,37 @@ class Soak:
     def _write(self) -> None:
         self.tally.minutes = (time.monotonic() - self._began) / 60
         self.tally.write(self._place.out, self.kinds)
+
+
+class LongRuns(threading.Thread):
+    """Beside the rounds: every learner in turn, undisturbed, for its share of the time."""
+
+    def __init__(self, out: Path, learners: list[str], end: float, found: dict[str, LongRun]):
+        super().__init__(daemon=True)
+        self._place, self._learners, self._end = Place(out / "beside", data=out), learners, end
+        self._found, self._stopped = found, False
+
+    def run(self) -> None:
+        """Until all had their turn, or it is stopped."""
+        for index, name in enumerate(self._learners):
+            if self._stopped:
+                return
+            learner = LEARNERS[name]
+            endless = dataclasses.replace(learner, options={**learner.options, **learner.without_end})
+            run = self._place.out / "runs" / name
+            log = self._place.out / "logs" / f"{name}.log"
+            segment = Segment(self._place.command(endless, run), log, self._place.environment())
+            found = self._found[name] = LongRun()
+            share = (self._end - time.monotonic()) / (len(self._learners) - index)
+            segment.wait(lambda: self._stopped, share)
+            found.ended_with = segment.process.poll()
+            segment.kill()
+            found.lines, found.memory = lines_in(run), _thinned(segment.memory)
+
+    def stop(self) -> None:
+        """End what runs."""
+        self._stopped = True
+        self.join()
 
 
 def main() -> int:
@@ -205,9 +242,15 @@ def main() -> int:
         is_interrupted = True
     print(soak.tally.markdown(soak.kinds))
     print(json.dumps(soak.tally.summary(soak.kinds)), flush=True)
-    if not all(done.is_fine for done in soak.tally.rounds):
+    if not soak.tally.is_fine:
         return 1
     return 130 if is_interrupted else 0
+
+
+def _thinned(points: list[tuple[float, float]], most: int = 300) -> list[tuple[float, float]]:
+    """Means of neighbours: what a save needs for a moment counts for as long as it lasts."""
+    parts = np.array_split(np.asarray(points, np.float64).reshape(-1, 2), min(most, max(1, len(points))))
+    return [(float(hours), float(mib)) for hours, mib in (part.mean(0) for part in parts if len(part))]
 
 
 def _say(words: str) -> None:

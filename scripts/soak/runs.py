@@ -22,10 +22,11 @@ _SIGTERM_CAUGHT = 1 << 14
 
 @dataclass(frozen=True)
 class Learner:
-    """A preset, and what makes it small enough to be run again and again."""
+    """A preset, what makes it small enough to be run again and again, and what makes it outlast any soak."""
 
     preset: str
     options: Mapping[str, Any]
+    without_end: Mapping[str, Any] = field(default_factory=dict)
 
 
 _EVALUATION = {"evaluation.episodes": 16, "evaluation.envs": 16}
@@ -39,6 +40,8 @@ LEARNERS = {
             **{"online.env_steps": 800, "online.episodes_per_round": 8, "checkpoints.keep_period": "none"},
             **{"evaluation.every": 80, **_EVALUATION},
         },
+        # The buffer is full after some rounds, so that what grows then is nobody's wish.
+        {"online.env_steps": 10**9, "online.capacity": 2_000, "checkpoints.every": 80},
     ),
     "ript": Learner(
         "demo_ript",
@@ -47,6 +50,7 @@ LEARNERS = {
             **{"agent.num_epochs": 2, "batch_size": 32, "logging.every": 2, "checkpoints.every": 1},
             **{"evaluation.every": 3, **_EVALUATION},
         },
+        {"rollout.iterations": 10**6, "rollout.max_barren": 10**6},
     ),
     "bc": Learner(
         "demo_bc",
@@ -54,6 +58,7 @@ LEARNERS = {
             **{"data.repo_id": "{place}/pixels", "data.robot": "tabletop", "env.observation": "pixels"},
             **{"model": "tiny", "steps": 40, "batch_size": 8, "logging.every": 2, "checkpoints.every": 6},
         },
+        {"steps": 10**9, "checkpoints.every": 30},
     ),
 }
 _START = {"data.repo_id": "{place}/state", "steps": 300, "checkpoints.every": 300}
@@ -65,6 +70,7 @@ class Place:
     """Where a soak keeps everything; caches and temporary files too, so that it can delete or count them."""
 
     out: Path
+    data: Path | None = None  # if it is kept elsewhere
     mark: str = field(default_factory=lambda: secrets.token_hex(8))
 
     @property
@@ -96,7 +102,7 @@ class Place:
 
     def command(self, learner: Learner, run: Path, *more: str) -> list[str]:
         """`pirl train` into a run directory."""
-        options = {name: str(value).format(place=self.out) for name, value in learner.options.items()}
+        options = {name: str(value).format(place=self.data or self.out) for name, value in learner.options.items()}
         where = ("--exp-name", run.name, "--runs-dir", str(run.parent))
         return [*_pirl(), "train", learner.preset, *where, *flags(options), *more]
 

@@ -35,7 +35,6 @@ class Round:
     differences: list[str] = field(default_factory=list)
     leftovers: list[str] = field(default_factory=list)
     peaks: list[tuple[float, float]] = field(default_factory=list)  # hours since the soak began, MiB
-    memory: list[tuple[float, float]] = field(default_factory=list)  # of a run left alone: its second half
 
     @property
     def is_fine(self) -> bool:
@@ -44,13 +43,35 @@ class Round:
 
 
 @dataclass
+class LongRun:
+    """A learner that nobody disturbed or stopped for long."""
+
+    memory: list[tuple[float, float]] = field(default_factory=list)  # hours since it began, mean MiB resident
+    lines: int = 0  # of metrics
+    ended_with: int | None = None  # by itself, which it should not
+
+    @property
+    def settled(self) -> list[tuple[float, float]]:
+        """Without its first third, in which it compiles and its buffers fill."""
+        return self.memory[len(self.memory) // 3 :]
+
+
+@dataclass
 class Tally:
-    """All rounds."""
+    """All rounds, and what ran beside them."""
 
     minutes: float = 0.0
     seed: int = 0
     not_injected: dict[str, str] = field(default_factory=dict)
     rounds: list[Round] = field(default_factory=list)
+    long_runs: dict[str, LongRun] = field(default_factory=dict)
+
+    @property
+    def is_fine(self) -> bool:
+        """Whether every fault was survived, and every run came to the same bits."""
+        return all(done.is_fine for done in self.rounds) and all(
+            run.ended_with is None for run in self.long_runs.values()
+        )
 
     def rows(self, kinds: Sequence[str]) -> dict[str, Row]:
         """By kind of fault, in the order given."""
@@ -68,7 +89,6 @@ class Tally:
         by_learner: dict[str, list[tuple[float, float]]] = {}
         for done in self.rounds:
             by_learner.setdefault(done.learner, []).extend(done.peaks)
-        within = {str(done.number): done.memory for done in self.rounds}
         return {
             "name": "soak",
             "minutes": round(self.minutes, 1),
@@ -83,7 +103,15 @@ class Tally:
             "leftovers": sum(len(done.leftovers) for done in self.rounds),
             "peak_mib": {name: round(max(mib for _, mib in peaks)) for name, peaks in by_learner.items() if peaks},
             "peak_slope_mib_per_hour": slope(by_learner),
-            "slope_within_runs_mib_per_hour": slope(within),
+            "long_runs": {
+                name: {
+                    "minutes": round(60 * run.memory[-1][0], 1) if run.memory else 0.0,
+                    "lines": run.lines,
+                    "ended_with": run.ended_with,
+                    "slope_mib_per_hour": slope({name: run.settled}),
+                }
+                for name, run in self.long_runs.items()
+            },
         }
 
     def markdown(self, kinds: Sequence[str]) -> str:
@@ -102,10 +130,15 @@ class Tally:
             f"ended bit-equal. {facts['missed']} faults came too late, and are not counted.",
             "",
             f"Peak of the resident memory: {peaks or 'not measured'}. Slope of the peaks over the rounds: "
-            f"{_shown(facts['peak_slope_mib_per_hour'])}; within the second half of runs left alone: "
-            f"{_shown(facts['slope_within_runs_mib_per_hour'])}. Processes and files left behind: {facts['leftovers']}.",
+            f"{_shown(facts['peak_slope_mib_per_hour'])}. Processes and files left behind: {facts['leftovers']}.",
             "",
         ]
+        if self.long_runs:
+            lines += ["| run without an end | minutes | lines of metrics | slope of its memory |", "|---|---|---|---|"]
+        for name, run in facts["long_runs"].items():
+            ended = "" if run["ended_with"] is None else f"; it ended by itself with {run['ended_with']}"
+            shown = _shown(run["slope_mib_per_hour"])
+            lines.append(f"| {name} | {run['minutes']:.0f} | {run['lines']} | {shown}{ended} |")
         for done in self.rounds:
             for what in (*done.complaints, *(f"differs: {name}" for name in done.differences[:5])):
                 lines.append(
@@ -116,10 +149,12 @@ class Tally:
         return "\n".join(lines).rstrip() + "\n"
 
     def write(self, out: Path, kinds: Sequence[str]) -> None:
-        """table.md, summary.json and rounds.json, so that an interrupted soak has something to say."""
+        """The table, and what it was made of, so that an interrupted soak has something to say."""
         write_file(out / "table.md", self.markdown(kinds))
         write_file(out / "summary.json", json.dumps(self.summary(kinds)) + "\n")
         write_file(out / "rounds.json", json.dumps([asdict(done) for done in self.rounds], indent=1) + "\n")
+        memory = {name: run.memory for name, run in self.long_runs.items()}
+        write_file(out / "memory.json", json.dumps(memory) + "\n")
 
 
 def slope(groups: Mapping[str, Sequence[tuple[float, float]]]) -> float | None:
@@ -135,4 +170,4 @@ def slope(groups: Mapping[str, Sequence[tuple[float, float]]]) -> float | None:
 
 
 def _shown(value: float | None) -> str:
-    return "too few runs" if value is None else f"{value:+.1f} MiB per hour"
+    return "too little to tell" if value is None else f"{value:+.1f} MiB per hour"
