@@ -31,7 +31,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from pirl.agents import ACRLPDAgent, ACRLPDConfig, BCAgent, BCConfig
-from pirl.agents.acrlpd import Encoded
+from pirl.agents.encoding import Encoded
 from pirl.data import ChunkBatch
 from pirl.models import ExpertConfig, Observation, Pi0Config, VisionConfig, create_model
 from pirl.models.critic import CriticConfig
@@ -61,22 +61,26 @@ REAL_ACTIONS = 14
 class NaiveAgent(ACRLPDAgent):
     """ACRLPD as one would write it loss by loss: whoever needs an observation encodes it."""
 
-    def compute_critic_loss(
-        self, batch: ChunkBatch, rng: jax.Array, critic: Any = None, *, encoded: Encoded | None = None
-    ) -> Any:
+    def _critic_loss(self, seen: Encoded, critics: Any) -> Any:
         """Encodes both observations by itself, the present one for the critics and the next one for the target."""
-        assert encoded is not None
-        policy = jax.lax.stop_gradient(encoded.policy)
+        policy = jax.lax.stop_gradient(seen.policy)
         again = dataclasses.replace(
-            encoded,
-            prefix=policy.encode(another(encoded.draw.flow.observations)),
-            next_prefix=policy.encode(another(encoded.draw.next_observations)),
+            seen,
+            prefix=policy.encode(another(seen.draw.flow.observations)),
+            next_prefix=policy.encode(another(seen.draw.next_observations)),
         )
-        return super().compute_critic_loss(batch, rng, critic, encoded=again)
+        return super()._critic_loss(again, critics)
 
-    def _flow_loss(self, encoded: Encoded, actions: jax.Array, valid: jax.Array) -> jax.Array:
-        prefix = encoded.policy.encode(another(encoded.draw.flow.observations))
-        return super()._flow_loss(dataclasses.replace(encoded, prefix=prefix), actions, valid)
+    def _actor_loss(self, seen: Encoded) -> Any:
+        return super()._actor_loss(encoded_again(seen))
+
+    def _bc_loss(self, seen: Encoded) -> Any:
+        return super()._bc_loss(encoded_again(seen))
+
+
+def encoded_again(seen: Encoded) -> Encoded:
+    """With gradients, as each loss needs it that trains the policy."""
+    return dataclasses.replace(seen, prefix=seen.policy.encode(another(seen.draw.flow.observations)))
 
 
 def another(observation: Observation) -> Observation:

@@ -64,8 +64,8 @@ MUTANTS = (
     ),
     Mutant(
         "agents/acrlpd.py",
-        "values = self._aggregate(self._values(self.target_critic, encoded.next_prefix",
-        "values = self._aggregate(self._values(self.critic, encoded.next_prefix",
+        "values = self._aggregate(self._values(self.critics.target, encoded.next_prefix",
+        "values = self._aggregate(self._values(self.critics.latest, encoded.next_prefix",
         "agents/test_acrlpd.py::test_the_online_critics_choose_and_the_target_critics_value",
     ),
     Mutant(

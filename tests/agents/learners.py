@@ -94,9 +94,12 @@ def acrlpd(seed: int = 0, **changes: Any) -> ACRLPDAgent:
     agent = ACRLPDAgent.create(config, linear_policy(seed), jax.random.key(seed), real_action_dim=REAL)
     return dataclasses.replace(
         agent,
-        critic=jitter(agent.critic, 1),
-        target_critic=jitter(agent.critic, 2),
-        average_critic=jitter(agent.critic, 3),
+        critics=dataclasses.replace(
+            agent.critics,
+            latest=jitter(agent.critics.latest, 1),
+            target=jitter(agent.critics.latest, 2),
+            average=jitter(agent.critics.latest, 3),
+        ),
         learned=dataclasses.replace(
             agent.learned, average=None if agent.learned.average is None else jitter(agent.learned.average, 4)
         ),

@@ -21,7 +21,8 @@ from learners import (
     make_batch,
 )
 
-from pirl.agents.acrlpd import ACRLPDAgent, ACRLPDConfig, TemperatureConfig, effective_sample_size
+from pirl.agents.acrlpd import ACRLPDAgent, ACRLPDConfig
+from pirl.agents.temperature import TemperatureConfig, effective_sample_size
 from pirl.data.chunks import ChunkBatch
 from pirl.errors import ConfigError
 from pirl.models.critic import CriticConfig
@@ -76,7 +77,7 @@ class Revealed:
         return np.square(residual).sum(axis=-1) / REAL, residual, x_t, t
 
     def advantages(self):
-        critic = self.agent.critic
+        critic = self.agent.critics.latest
         baseline = self.aggregate(self.values(critic, self.prefix, self.chunks)).mean(axis=1)
         return self.aggregate(self.values(critic, self.prefix, self.batch.actions[:, None]))[:, 0] - baseline
 
@@ -94,21 +95,21 @@ def close(actual, expected, rtol=2e-4, atol=1e-5):
 
 def test_with_one_sample_the_target_is_the_ordinary_chunked_backup():
     seen = Revealed(acrlpd(num_action_samples=1, actor_mode="bc"), make_batch())
-    values = seen.values(seen.agent.target_critic, seen.next_prefix, seen.next_chunks)[..., 0].mean(axis=0)
+    values = seen.values(seen.agent.critics.target, seen.next_prefix, seen.next_chunks)[..., 0].mean(axis=0)
     rewards = seen.batch.rewards[:, 0] + 0.9 * seen.batch.rewards[:, 1]
     expected = rewards + np.where(seen.batch.next_terminal, 0, 0.81 * values)
-    close(seen.agent.compute_target(seen.encoded), expected)
+    close(seen.agent.compute_target(seen.batch, KEY), expected)
 
 
 @pytest.mark.parametrize("aggregate", ["min", "mean", "subset_min"])
 def test_the_online_critics_choose_and_the_target_critics_value(aggregate):
     seen = Revealed(acrlpd(aggregate=aggregate), make_batch())
-    online, slow = seen.agent.critic, seen.agent.target_critic
+    online, slow = seen.agent.critics.latest, seen.agent.critics.target
     expected = seen.target(online, slow)
     # They disagree, so that each of the other ways would show.
     for chooser, judge in ((slow, slow), (online, online), (slow, online)):
         assert np.abs(seen.target(chooser, judge) - expected).max() > 0.05
-    close(seen.agent.compute_target(seen.encoded), expected)
+    close(seen.agent.compute_target(seen.batch, KEY), expected)
 
 
 def test_subset_min_draws_another_pair_in_another_update():
@@ -122,8 +123,8 @@ def test_the_critic_loss_is_huber_on_usable_chunks_summed_over_critics():
     seen = Revealed(acrlpd(huber_delta=0.5), make_batch())
     usable = seen.batch.sequence_mask
     assert 0 < usable.sum() < len(usable)
-    values = seen.values(seen.agent.critic, seen.prefix, seen.batch.actions[:, None])[..., 0]
-    errors = np.abs(values - seen.target(seen.agent.critic, seen.agent.target_critic))
+    values = seen.values(seen.agent.critics.latest, seen.prefix, seen.batch.actions[:, None])[..., 0]
+    errors = np.abs(values - seen.target(seen.agent.critics.latest, seen.agent.critics.target))
     assert (errors < 0.5).any()
     assert (errors > 0.5).any()
     huber = np.where(errors <= 0.5, errors**2 / 2, 0.5 * (errors - 0.25))
@@ -135,7 +136,7 @@ def test_the_critic_loss_is_huber_on_usable_chunks_summed_over_critics():
     close(metrics["critic/q_min"], values.min())
     close(metrics["critic/q_max"], values.max())
     close(metrics["critic/td_error"], errors[:, usable].mean())
-    close(metrics["critic/target"], seen.target(seen.agent.critic, seen.agent.target_critic)[usable].mean())
+    close(metrics["critic/target"], seen.target(seen.agent.critics.latest, seen.agent.critics.target)[usable].mean())
     close(metrics["data/valid_chunks"], usable.mean())
 
 
@@ -184,7 +185,7 @@ def test_the_gradient_of_awr_takes_the_weights_as_given():
 def test_best_of_n_imitates_the_chunk_that_the_online_critics_prefer():
     seen = Revealed(acrlpd(actor_mode="best_of_n"), make_batch())
     rows = np.arange(len(seen.chunks))
-    best = seen.aggregate(seen.values(seen.agent.critic, seen.prefix, seen.chunks)).argmax(axis=1)
+    best = seen.aggregate(seen.values(seen.agent.critics.latest, seen.prefix, seen.chunks)).argmax(axis=1)
     assert len(set(best.tolist())) > 1
     loss, metrics = seen.agent.compute_actor_loss(seen.batch, KEY)
     close(loss, seen.errors(seen.chunks[rows, best])[0].mean())
@@ -245,11 +246,12 @@ def test_an_adaptive_temperature_reaches_the_wanted_sample_size():
 
     def move(agent, _):
         sample_size = agent.compute_actor_loss(batch, KEY)[1]["actor/ess"]
-        return agent._move_temperature(sample_size), sample_size
+        return dataclasses.replace(agent, temperature=agent.temperature.move(sample_size)), sample_size
 
     settle = jax.jit(lambda agent: jax.lax.scan(move, agent, length=200)[1])
     for beta in (0.01, 30.0):
-        sizes = settle(dataclasses.replace(agent, log_beta=jnp.log(jnp.float32(beta))))
+        begun = dataclasses.replace(agent.temperature, log_beta=jnp.log(jnp.float32(beta)))
+        sizes = settle(dataclasses.replace(agent, temperature=begun))
         assert abs(sizes[0] - 0.4) > 0.2
         assert abs(sizes[-1] - 0.4) < 0.02
 
@@ -265,7 +267,7 @@ def test_acting_takes_the_chunk_that_the_averaged_critics_prefer_of_the_averaged
     seen = Revealed(averages, make_batch())
     noise = np.stack([jax.random.normal(key, (3, STEPS, WIDTH)) for key in keys])
     chunks = seen.sample(seen.prefix, noise)
-    values = seen.values(agent.average_critic, seen.prefix, chunks)
+    values = seen.values(agent.critics.average, seen.prefix, chunks)
     best = (values.min(axis=0) if aggregate == "min" else values.mean(axis=0)).argmax(axis=1)
     assert len(set(best.tolist())) > 1
     close(agent.act(observation, keys), chunks[np.arange(8), best], atol=1e-4)
@@ -295,7 +297,7 @@ def test_units_are_dropped_in_training_only():
     batch = make_batch()
     plain, dropping = (acrlpd(critic=dataclasses.replace(CRITIC, dropout=rate)) for rate in (0.0, 0.5))
     assert plain.compute_critic_loss(batch, KEY)[0] != dropping.compute_critic_loss(batch, KEY)[0]
-    close(plain.compute_target(plain.encode(batch, KEY)), dropping.compute_target(dropping.encode(batch, KEY)), rtol=0)
+    close(plain.compute_target(batch, KEY), dropping.compute_target(batch, KEY), rtol=0)
     close(plain.compute_actor_loss(batch, KEY)[0], dropping.compute_actor_loss(batch, KEY)[0], rtol=0, atol=0)
     np.testing.assert_array_equal(plain.act(batch.observations, KEY), dropping.act(batch.observations, KEY))
     metrics = dropping.validate(batch, KEY)
@@ -303,13 +305,16 @@ def test_units_are_dropped_in_training_only():
         np.testing.assert_array_equal(metric, metrics[name], err_msg=name)
 
 
-def test_validation_is_of_the_averaged_policy():
-    agent, batch = acrlpd(), make_batch()
+@pytest.mark.parametrize("actor_mode", ["awr", "best_of_n", "bc"])
+def test_validation_is_of_the_averaged_policy(actor_mode):
+    agent, batch = acrlpd(actor_mode=actor_mode), make_batch()
     moved = dataclasses.replace(agent, learned=dataclasses.replace(agent.learned, trainable=agent.learned.average))
     metrics, expected = agent.validate(batch, KEY), moved.compute_loss(batch, KEY)[1]
     for name, metric in expected.items():
         close(metrics[name], metric, rtol=1e-6)
     close(metrics["bc/loss"], moved.compute_bc_loss(batch, KEY)[0], rtol=1e-6)
+    distance = np.square(Revealed(moved, batch).chunks[:, 0] - batch.actions)[..., :REAL].mean(axis=-1)
+    close(metrics["actor/action_mse"], distance[batch.valid].mean())
     assert abs(metrics["loss"] - agent.compute_loss(batch, KEY)[0]) > 1e-3
 
 
@@ -327,14 +332,18 @@ def test_validation_is_of_the_averaged_policy():
         {"critic_ema_decay": 1.0},
         {"aggregate": "subset_min", "critic": CriticConfig(num_critics=1)},
         {"bc_loss_weight": -1.0},
-        {"temperature": TemperatureConfig(beta=0.0)},
-        {"temperature": TemperatureConfig(target_ess=1.0)},
         {"huber_delta": 0.0},
     ],
 )
 def test_numbers_that_cannot_be_are_refused(wrong):
     with pytest.raises(ConfigError):
         ACRLPDConfig(**wrong)
+
+
+@pytest.mark.parametrize("wrong", [{"beta": 0.0}, {"max_weight": 0.0}, {"learning_rate": -1.0}, {"target_ess": 1.0}])
+def test_temperatures_that_cannot_be_are_refused(wrong):
+    with pytest.raises(ConfigError):
+        TemperatureConfig(**wrong)
 
 
 def test_a_critic_cannot_look_further_than_the_policy_plans():

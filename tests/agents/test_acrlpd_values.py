@@ -8,7 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 from learners import MODEL, REAL, STEPS, WIDTH, H, LinearPolicy, linear_policies, linear_policy, steady
 
-from pirl.agents.acrlpd import ACRLPDAgent, ACRLPDConfig, TemperatureConfig
+from pirl.agents.acrlpd import ACRLPDAgent, ACRLPDConfig
+from pirl.agents.temperature import TemperatureConfig
 from pirl.data.chunks import ChunkBatch, ChunkShape, Trajectories, cut_chunks
 from pirl.data.policy_io import PolicyIO
 from pirl.models import Observation

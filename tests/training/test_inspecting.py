@@ -80,7 +80,7 @@ def test_a_state_is_what_was_saved(run, learner):
     assert trainable.bytes_per_device == trainable.bytes
     assert parts["learned/moments"].bytes == 2 * trainable.bytes + 2 * 4  # and two counters
     assert parts["step"].shape == ()
-    critics = describe(state, state.layout, depth=3, subtree="critic_moments/1/0")
+    critics = describe(state, state.layout, depth=3, subtree="critics/moments/1/0")
     sizes = {part.name: part.bytes for part in critics if part.name.startswith("mu")}
     assert sum(sizes.values()) == 2 * counts["critic"]
 
@@ -117,9 +117,9 @@ def test_an_array_of_another_dtype_than_the_configuration_says_is_named(run):
     assert unexpected(state) == []
     plain = override_config(CONFIG, {"agent.critic_optimiser.moments_dtype": "float32"})
     found = unexpected(dataclasses.replace(state, config=plain))
-    assert "critic_moments/1/0/nu/layer_0/kernel: bfloat16, by the configuration float32" in found
+    assert "critics/moments/1/0/nu/layer_0/kernel: bfloat16, by the configuration float32" in found
     assert len(found) == sum(
-        path.startswith(("critic_moments/1/0/mu", "critic_moments/1/0/nu")) for path in state.leaves
+        path.startswith(("critics/moments/1/0/mu", "critics/moments/1/0/nu")) for path in state.leaves
     )
     frozen = override_config(CONFIG, {"agent.freeze": ["action_out_proj/bias"], "agent.policy_ema_decay": None})
     found = unexpected(dataclasses.replace(state, config=frozen))
@@ -147,7 +147,7 @@ def test_parts_of_one_state_are_compared_by_the_names_they_share(run):
     state = open_state(run, 20)
     same = compare_states(state, state, depth=1, of="learned/trainable", against="learned/average")
     assert [part.name for part in same.parts if part.differing] == ["action_out_proj"]
-    optimisers = compare_states(state, state, depth=3, of="learned/moments", against="critic_moments")
+    optimisers = compare_states(state, state, depth=3, of="learned/moments", against="critics/moments")
     assert {"1/0/mu/layer_0/kernel", "1/0/nu/layer_0/kernel"} <= set(optimisers.only_second)
     assert all(name.startswith(("1/0/mu", "1/0/nu")) for name in optimisers.only_first)
     parts = {part.name: part for part in optimisers.parts}
@@ -185,13 +185,13 @@ def test_the_command_prints_and_writes_it(run, tmp_path, capsys, monkeypatch):
     printed = capsys.readouterr().out
     assert "8 devices, 4 of which share one copy (2 copies)" in printed
     content = json.loads(file.read_text())
-    assert [part["name"] for part in content["subtrees"]][:3] == ["step", "learned", "critic"]
+    assert [part["name"] for part in content["subtrees"]][:3] == ["step", "learned", "critics"]
     assert content["leaves"][SHARED]["pieces"] == [1, 4, 1]
     assert content["bytes"] == sum(part["bytes"] for part in content["subtrees"])
     assert inspect(run, "--step", 10, "--other-step", 20, "--json", file) == 0
     assert "learned/average" in capsys.readouterr().out
     assert [part["differing"] for part in json.loads(file.read_text())["subtrees"] if part["differing"]] == [1]
-    assert inspect(run, run, "--of", "critic", "--against", "target_critic") == 0
+    assert inspect(run, run, "--of", "critics/latest", "--against", "critics/target") == 0
 
 
 @pytest.mark.parametrize(

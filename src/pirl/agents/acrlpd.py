@@ -13,24 +13,18 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 import optax
-from jaxtyping import Float, Int, Key, PRNGKeyArray
+from jaxtyping import Bool, Float, Int, Key, PRNGKeyArray
 
 from pirl.agents.base import Metrics, draw_noise
-from pirl.agents.learning import (
-    FlowDraw,
-    LearnedPolicy,
-    Parameters,
-    accumulate_gradients,
-    action_error,
-    draw_flow,
-    move_average,
-    policy_counts,
-)
+from pirl.agents.critics import Aggregate, LearnedCritics, aggregate_values
+from pirl.agents.encoding import Draw, Encoded, Totals, draw_for, encode_batch
+from pirl.agents.learning import LearnedPolicy, Parameters, accumulate_gradients, action_error, policy_counts
 from pirl.agents.optimisers import OptimiserConfig
+from pirl.agents.temperature import Temperature, TemperatureConfig
 from pirl.data.chunks import ChunkBatch
 from pirl.errors import ConfigError
 from pirl.models.critic import CriticConfig, CriticParameters, count_parameters, create_critics, value_chunks
-from pirl.models.observation import Observation, preprocess
+from pirl.models.observation import Observation
 from pirl.models.pi0 import Pi0, Prefix
 from pirl.models.types import Array
 
@@ -40,22 +34,6 @@ _ACTOR_METRICS = (
     *("actor/advantage_p10", "actor/advantage_p50", "actor/advantage_p90"),
     *("grad_norm/policy", "param_norm/policy", "lr/policy"),
 )
-
-
-@dataclass(frozen=True)
-class TemperatureConfig:
-    """How sharply advantages weigh chunks: exp(advantage / β)."""
-
-    beta: float = 0.1
-    """The temperature β, or where it begins if it adapts."""
-    adaptive: bool = False
-    """Move β so that the effective sample size of the weights stays at target_ess."""
-    target_ess: float = 0.5
-    """Effective share of the batch that is wanted."""
-    learning_rate: float = 0.01
-    """Step size of log β."""
-    max_weight: float = 100.0
-    """Weights are clipped here."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +50,7 @@ class ACRLPDConfig:
     """Chunks to choose from when acting, if not as many."""
     denoising_steps: int = 10
     """Euler steps of the flow for each of them."""
-    aggregate: Literal["min", "mean", "subset_min"] = "mean"
+    aggregate: Aggregate = "mean"
     """How the ensemble speaks with one voice; subset_min is the smaller of a random pair."""
     actor_mode: Literal["awr", "best_of_n", "bc"] = "awr"
     """Learn from chunks in the data weighted by advantage, from one's own best of N, or from all chunks alike."""
@@ -143,50 +121,6 @@ class ACRLPDConfig:
             raise ConfigError("weights of losses and critic_warmup_steps should not be negative.")
         if self.huber_delta <= 0:
             raise ConfigError(f"huber_delta should be positive; it is {self.huber_delta}.")
-        temperature = self.temperature
-        if min(temperature.beta, temperature.max_weight, temperature.learning_rate) <= 0:
-            raise ConfigError(
-                f"beta, max_weight and learning_rate of the temperature should be positive: {temperature}."
-            )
-        if not 0 < temperature.target_ess < 1:
-            raise ConfigError(f"temperature.target_ess should be between 0 and 1; it is {temperature.target_ess}.")
-
-
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True)
-class _Draw:
-    """What chance adds to a batch: for the flow loss, and the noise from which N chunks are drawn now and later."""
-
-    flow: FlowDraw
-    next_observations: Observation
-    noise: Float[Array, "b n horizon action_dim"]
-    next_noise: Float[Array, "b n horizon action_dim"]
-
-
-@dataclass(frozen=True)
-class _Totals:
-    """Over how much each loss is averaged: of a whole batch, also where only a part of it is looked at."""
-
-    chunks: Array
-    steps: Array
-    cloned_steps: Array
-
-    def divided(self, parts: int) -> "_Totals":
-        return _Totals(self.chunks / parts, self.steps / parts, self.cloned_steps / parts)
-
-
-@dataclass(frozen=True)
-class Encoded:
-    """A batch with its observations encoded, once; what the losses share."""
-
-    batch: ChunkBatch
-    draw: _Draw
-    totals: _Totals
-    policy: Pi0  # carries gradients where parameters were given
-    prefix: Prefix
-    next_prefix: Prefix
-    pair: Int[Array, " 2"]  # the critics of subset_min in this update
-    dropout_rng: PRNGKeyArray
 
 
 @jax.tree_util.register_dataclass
@@ -196,12 +130,8 @@ class ACRLPDAgent:
 
     step: Any  # int32; where the tree holds shapes or layouts in the place of arrays, one of these
     learned: LearnedPolicy
-    critic: CriticParameters
-    target_critic: CriticParameters
-    average_critic: CriticParameters
-    critic_moments: Any
-    log_beta: Any
-    log_beta_moments: Any
+    critics: LearnedCritics
+    temperature: Temperature
     config: ACRLPDConfig = field(metadata={"static": True})
     real_action_dim: int = field(metadata={"static": True})
 
@@ -217,145 +147,103 @@ class ACRLPDAgent:
             )
         real = real_action_dim or model.action_dim
         seen = model.language.width + model.action_dim
-        critic = create_critics(config.critic, seen, config.horizon_length * real, rng)
-        log_beta = jnp.log(jnp.float32(config.temperature.beta))
+        critics = create_critics(config.critic, seen, config.horizon_length * real, rng)
         return cls(
             step=jnp.zeros((), jnp.int32),
             learned=LearnedPolicy.create(policy, config.policy_optimiser, config.policy_ema_decay, config.freeze),
-            critic=critic,
-            target_critic=jax.tree.map(jnp.copy, critic),
-            average_critic=jax.tree.map(jnp.copy, critic),
-            critic_moments=config.critic_optimiser.make().init(critic),
-            log_beta=log_beta,
-            log_beta_moments=optax.adam(config.temperature.learning_rate).init(log_beta),
+            critics=LearnedCritics.create(
+                critics, config.critic_optimiser, config.target_update_rate, config.critic_ema_decay
+            ),
+            temperature=Temperature.create(config.temperature),
             config=config,
             real_action_dim=real,
         )
 
-    # --- the losses: gradients flow where parameters are given ---------------------------------------------------
+    # --- the losses ----------------------------------------------------------------------------------------------
 
-    def compute_critic_loss(
-        self,
-        batch: ChunkBatch,
-        rng: PRNGKeyArray,
-        critic: CriticParameters | None = None,
-        *,
-        encoded: Encoded | None = None,
-    ) -> tuple[Float[Array, ""], Metrics]:
+    def _target(self, seen: Encoded) -> Float[Array, " b"]:
+        """Rewards of the chunk, then the best of N chunks: chosen by the critics, valued by their slow copies."""
+        config, batch = self.config, seen.batch
+        discounts = config.discount ** jnp.arange(config.horizon_length, dtype=jnp.float32)
+        rewards = jnp.sum(discounts * batch.rewards, axis=1)
+        chunks = self._sample(seen.policy, seen.next_prefix, seen.draw.next_noise)
+        best = self._best(self.critics.latest, seen.next_prefix, chunks, seen.pair)
+        values = self._aggregate(self._values(self.critics.target, seen.next_prefix, best[:, None]), seen.pair)
+        later = config.discount**config.horizon_length * values[:, 0]
+        return rewards + jnp.where(batch.next_terminal, 0.0, later)
+
+    def _critic_loss(self, seen: Encoded, critics: CriticParameters) -> tuple[Float[Array, ""], Metrics]:
         """Huber loss of every critic against the target, over the chunks that have one."""
-        encoded = encoded or self.encode(batch, rng)
-        config, batch = self.config, encoded.batch
-        target = jax.lax.stop_gradient(self.compute_target(encoded))
-        prefix = encoded.prefix if config.critic_trains_encoder else jax.lax.stop_gradient(encoded.prefix)
-        values = self._values(
-            self.critic if critic is None else critic, prefix, batch.actions[:, None], encoded.dropout_rng
-        )[..., 0]
-        usable = batch.sequence_mask
-        errors = jnp.where(usable, optax.huber_loss(values, target[None], delta=config.huber_delta), 0.0)
-        loss = jnp.sum(errors) / jnp.maximum(encoded.totals.chunks, 1e-6)
+        config, batch, usable = self.config, seen.batch, seen.batch.sequence_mask
+        target = jax.lax.stop_gradient(self._target(seen))
+        prefix = seen.prefix if config.critic_trains_encoder else jax.lax.stop_gradient(seen.prefix)
+        values = self._values(critics, prefix, batch.actions[:, None], seen.dropout_rng)[..., 0]
 
         def mean(x: Array) -> Array:
-            return jnp.sum(jnp.where(usable, x, 0.0)) / jnp.maximum(encoded.totals.chunks, 1e-6)
+            return jnp.sum(jnp.where(usable, x, 0.0)) / jnp.maximum(seen.totals.chunks, 1e-6)
 
+        loss = mean(optax.huber_loss(values, target[None], delta=config.huber_delta))
         return loss, {
             "critic/loss": loss,
             "critic/q_mean": mean(jnp.mean(values, axis=0)),
-            "critic/q_min": jnp.min(values),
-            "critic/q_max": jnp.max(values),
+            "critic/q_min": jnp.min(values, axis=0),
+            "critic/q_max": jnp.max(values, axis=0),
             "critic/q_spread": mean(jnp.std(values, axis=0)),
             "critic/td_error": mean(jnp.mean(jnp.abs(values - target), axis=0)),
             "critic/target": mean(target),
             "data/valid_chunks": jnp.mean(usable),
         }
 
-    def compute_target(self, encoded: Encoded) -> Float[Array, " b"]:
-        """Rewards of the chunk, then the best of N chunks: chosen by the critics, valued by their slow copies."""
-        config, batch = self.config, encoded.batch
-        discounts = config.discount ** jnp.arange(config.horizon_length, dtype=jnp.float32)
-        rewards = jnp.sum(discounts * batch.rewards, axis=1)
-        chunks = self._sample(encoded.policy, encoded.next_prefix, encoded.draw.next_noise)
-        best = self._best(self.critic, encoded.next_prefix, chunks, encoded.pair)
-        values = self._aggregate(self._values(self.target_critic, encoded.next_prefix, best[:, None]), encoded.pair)
-        later = config.discount**config.horizon_length * values[:, 0]
-        return rewards + jnp.where(batch.next_terminal, 0.0, later)
-
-    def compute_actor_loss(
-        self,
-        batch: ChunkBatch,
-        rng: PRNGKeyArray,
-        parameters: Parameters | None = None,
-        *,
-        encoded: Encoded | None = None,
-    ) -> tuple[Float[Array, ""], Metrics]:
+    def _actor_loss(self, seen: Encoded) -> tuple[Float[Array, ""], Metrics]:
         """Flow matching towards what the critics find good, as `actor_mode` says."""
-        encoded = encoded or self.encode(batch, rng, parameters)
-        config, batch, totals = self.config, encoded.batch, encoded.totals
+        config, batch, steps = self.config, seen.batch, jnp.maximum(seen.totals.steps, 1.0)
         if config.actor_mode == "bc":
-            loss = jnp.sum(self._flow_loss(encoded, batch.actions, batch.valid)) / jnp.maximum(totals.steps, 1.0)
+            loss = jnp.sum(seen.flow_losses(batch.actions, batch.valid, self.real_action_dim)) / steps
             return loss, {"actor/loss": loss}
-        prefix = jax.lax.stop_gradient(encoded.prefix)
-        chunks = self._sample(encoded.policy, prefix, encoded.draw.noise)
-        metrics = {"actor/action_mse": action_error(chunks[:, 0], batch, self.real_action_dim)}
+        prefix = jax.lax.stop_gradient(seen.prefix)
+        chunks = self._sample(seen.policy, prefix, seen.draw.noise)
+        metrics = {"actor/action_mse": self._action_error(chunks, seen)}
         if config.actor_mode == "best_of_n":
-            best = self._best(self.critic, prefix, chunks, encoded.pair)
+            best = self._best(self.critics.latest, prefix, chunks, seen.pair)
             # All steps count: a chunk that was sampled has no end of an episode in it.
-            loss = jnp.mean(self._flow_loss(encoded, best, jnp.ones_like(batch.valid)))
-            return loss, metrics | {"actor/loss": loss}
+            loss = jnp.mean(seen.flow_losses(best, jnp.ones_like(batch.valid), self.real_action_dim))
+            return loss, {"actor/loss": loss, **metrics}
         candidates = jnp.concatenate([batch.actions[:, None], chunks], axis=1)
-        values = self._aggregate(self._values(self.critic, prefix, candidates), encoded.pair)
+        values = self._aggregate(self._values(self.critics.latest, prefix, candidates), seen.pair)
         advantages = jax.lax.stop_gradient(values[:, 0] - jnp.mean(values[:, 1:], axis=1))
-        beta, most = jnp.exp(self.log_beta), config.temperature.max_weight
-        # Clipped before the exponential as well: its overflow would turn 0 · ∞ into NaN.
-        weights = jnp.exp(jnp.minimum(advantages / beta, jnp.log(most)))
-        errors = self._flow_loss(encoded, batch.actions, batch.valid)
-        loss = jnp.sum(weights[:, None] * errors) / jnp.maximum(totals.steps, 1.0)
-        p10, p50, p90 = jnp.quantile(advantages, jnp.array([0.1, 0.5, 0.9]))
-        return loss, metrics | {
-            "actor/loss": loss,
-            "actor/advantage_p10": p10,
-            "actor/advantage_p50": p50,
-            "actor/advantage_p90": p90,
-            # Before clipping: only so it rises with β, and an adaptive β finds its way from either side.
-            "actor/ess": effective_sample_size(jnp.exp((advantages - jnp.max(advantages)) / beta)),
-            "actor/clip_fraction": jnp.mean(advantages / beta >= jnp.log(most)),
-            "actor/temperature": beta,
-        }
+        weights = self.temperature.weigh(advantages)[:, None]
+        loss = jnp.sum(weights * seen.flow_losses(batch.actions, batch.valid, self.real_action_dim)) / steps
+        return loss, {"actor/loss": loss, "actor/advantage": advantages, **metrics}
 
-    def compute_bc_loss(
-        self,
-        batch: ChunkBatch,
-        rng: PRNGKeyArray,
-        parameters: Parameters | None = None,
-        *,
-        encoded: Encoded | None = None,
-    ) -> tuple[Float[Array, ""], Metrics]:
+    def _bc_loss(self, seen: Encoded) -> tuple[Float[Array, ""], Metrics]:
         """Plain flow matching on chunks of the data, by default on those of successful episodes."""
-        encoded = encoded or self.encode(batch, rng, parameters)
-        batch = encoded.batch
-        errors = self._flow_loss(encoded, batch.actions, batch.valid)
-        loss = jnp.sum(errors * self._cloned(batch)[:, None]) / jnp.maximum(encoded.totals.cloned_steps, 1e-6)
+        losses = seen.flow_losses(seen.batch.actions, seen.batch.valid, self.real_action_dim)
+        loss = jnp.sum(losses * self._cloned(seen.batch)[:, None]) / jnp.maximum(seen.totals.cloned_steps, 1e-6)
         return loss, {"bc/loss": loss}
 
-    def compute_loss(
-        self,
-        batch: ChunkBatch,
-        rng: PRNGKeyArray,
-        parameters: Parameters | None = None,
-        critic: CriticParameters | None = None,
-        *,
-        encoded: Encoded | None = None,
-    ) -> tuple[Float[Array, ""], Metrics]:
+    def _loss(self, seen: Encoded, critics: CriticParameters) -> tuple[Float[Array, ""], Metrics]:
         """The weighted sum of the three."""
-        encoded = encoded or self.encode(batch, rng, parameters)
         config = self.config
-        critic_loss, critic_metrics = self.compute_critic_loss(batch, rng, critic, encoded=encoded)
-        actor_loss, actor_metrics = self.compute_actor_loss(batch, rng, encoded=encoded)
-        bc_loss: Any = 0.0
-        bc_metrics: Metrics = {}
-        if config.bc_loss_weight:
-            bc_loss, bc_metrics = self.compute_bc_loss(batch, rng, encoded=encoded)
+        critic_loss, critic_metrics = self._critic_loss(seen, critics)
+        actor_loss, actor_metrics = self._actor_loss(seen)
+        bc_loss, bc_metrics = self._bc_loss(seen) if config.bc_loss_weight else (0.0, {})
         loss = config.critic_weight * critic_loss + config.actor_weight * actor_loss + config.bc_loss_weight * bc_loss
         return loss, {"loss": loss, **critic_metrics, **actor_metrics, **bc_metrics}
+
+    def _summarise(self, metrics: Metrics) -> Metrics:
+        """What is known of every sample, said of the whole batch: a part of it may be too small to say."""
+        summary = dict(metrics)
+        if "critic/q_min" in metrics:
+            summary |= {
+                "critic/q_min": jnp.min(metrics["critic/q_min"]),
+                "critic/q_max": jnp.max(metrics["critic/q_max"]),
+            }
+        if "actor/advantage" in metrics:
+            advantages = summary.pop("actor/advantage")
+            p10, p50, p90 = jnp.quantile(advantages, jnp.array([0.1, 0.5, 0.9]))
+            summary |= {"actor/advantage_p10": p10, "actor/advantage_p50": p50, "actor/advantage_p90": p90}
+            summary |= self.temperature.describe(advantages)
+        return summary
 
     # --- the update ----------------------------------------------------------------------------------------------
 
@@ -372,56 +260,39 @@ class ACRLPDAgent:
 
     def _update(self, actor_moves: bool, batch: ChunkBatch, rng: PRNGKeyArray) -> tuple["ACRLPDAgent", Metrics]:
         config, parts = self.config, self.config.accumulation_steps
-        draw, totals = self._draw(batch, rng), self._totals(batch).divided(parts)
+        draw, totals = self._draw(batch, rng, config.augment), self._totals(batch).divided(parts)
 
         def loss(parameters: tuple[Parameters | None, CriticParameters], data: Any) -> tuple[Float[Array, ""], Metrics]:
-            policy, critic = parameters
-            part, chance = data
-            encoded = self._encode(part, chance, totals, rng, policy)
-            if policy is None:
-                value, metrics = self.compute_critic_loss(batch, rng, critic, encoded=encoded)
-                return config.critic_weight * value, metrics | {"loss": config.critic_weight * value}
-            return self.compute_loss(batch, rng, policy, critic, encoded=encoded)
+            (policy, critics), (part, chance) = parameters, data
+            seen = self._encode(part, chance, totals, rng, policy)
+            if policy is not None:
+                return self._loss(seen, critics)
+            value, metrics = self._critic_loss(seen, critics)
+            return config.critic_weight * value, metrics | {"loss": config.critic_weight * value}
 
-        learning = (self.learned.trainable if actor_moves else None, self.critic)
+        learning = (self.learned.trainable if actor_moves else None, self.critics.latest)
         (policy_gradients, critic_gradients), metrics = accumulate_gradients(loss, learning, (batch, draw), parts)
-        optimiser, rate = config.critic_optimiser.make(), config.critic_optimiser.learning_rate()
-        changes, critic_moments = optimiser.update(critic_gradients, self.critic_moments, self.critic)
-        critic: CriticParameters = optax.apply_updates(self.critic, changes)
-        agent = replace(
-            self,
-            step=self.step + 1,
-            critic=critic,
-            target_critic=move_average(self.target_critic, critic, 1 - config.target_update_rate),
-            average_critic=move_average(self.average_critic, critic, config.critic_ema_decay),
-            critic_moments=critic_moments,
-        )
-        metrics |= {
-            "grad_norm/critic": optax.tree.norm(critic_gradients),
-            "param_norm/critic": optax.tree.norm(critic),
-            "lr/critic": jnp.asarray(rate(self.step), jnp.float32),
-        }
+        metrics = self._summarise(metrics)
+        critics, critic_norms = self.critics.apply(critic_gradients)
+        agent, metrics = replace(self, step=self.step + 1, critics=critics), metrics | critic_norms
         if actor_moves:
-            learned, norms = self.learned.apply(policy_gradients)
-            agent, metrics = replace(agent, learned=learned), metrics | norms
+            learned, policy_norms = self.learned.apply(policy_gradients)
+            agent, metrics = replace(agent, learned=learned), metrics | policy_norms
             if config.temperature.adaptive and config.actor_mode == "awr":
-                agent = agent._move_temperature(metrics["actor/ess"])
+                agent = replace(agent, temperature=self.temperature.move(metrics["actor/ess"]))
         absent = {name: jnp.float32(jnp.nan) for name in _ACTOR_METRICS}
         return agent, absent | {"actor/moves": jnp.float32(actor_moves)} | metrics
 
-    def _move_temperature(self, ess: Float[Array, ""]) -> "ACRLPDAgent":
-        """Towards more even weights if too few samples count, towards sharper ones if too many do."""
-        settings = self.config.temperature
-        changes, moments = optax.adam(settings.learning_rate).update(ess - settings.target_ess, self.log_beta_moments)
-        return replace(self, log_beta=jnp.clip(self.log_beta + changes, -10.0, 10.0), log_beta_moments=moments)
-
     def validate(self, batch: ChunkBatch, rng: PRNGKeyArray) -> Metrics:
         """All losses, of the policy that would be exported, without augmentation or dropout."""
-        certain = replace(self.config, augment=False, critic=replace(self.config.critic, dropout=0.0))
-        plain = replace(self, config=certain)
-        encoded = plain.encode(batch, rng, self.learned.average)
-        _, metrics = plain.compute_loss(batch, rng, encoded=encoded)
-        return metrics | plain.compute_bc_loss(batch, rng, encoded=encoded)[1]
+        draw = self._draw(batch, rng, augment=False)
+        seen = self._encode(batch, draw, self._totals(batch), rng, self.learned.average, dropout=False)
+        metrics = self._summarise(self._loss(seen, self.critics.latest)[1])
+        if "bc/loss" not in metrics:
+            metrics |= self._bc_loss(seen)[1]
+        if "actor/action_mse" not in metrics:
+            metrics["actor/action_mse"] = self._action_error(self._sample(seen.policy, seen.prefix, draw.noise), seen)
+        return metrics
 
     # --- acting --------------------------------------------------------------------------------------------------
 
@@ -432,13 +303,13 @@ class ACRLPDAgent:
         noise = draw_noise(rng, observation.state.shape[0], (count, model.action_horizon, model.action_dim))
         prefix = policy.encode(observation)
         chunks = self._sample(policy, prefix, noise)
-        return chunks[:, 0] if count == 1 else self._best(self.average_critic, prefix, chunks, None)
+        return chunks[:, 0] if count == 1 else self._best(self.critics.average, prefix, chunks, None)
 
     def value(
         self, observation: Observation, actions: Float[Array, "b horizon action_dim"]
     ) -> Float[Array, "critics b"]:
         """What each of the averaged critics thinks of given chunks."""
-        return self._values(self.average_critic, self.policy().encode(observation), actions[:, None])[..., 0]
+        return self._values(self.critics.average, self.policy().encode(observation), actions[:, None])[..., 0]
 
     def policy(self) -> Pi0:
         """The averaged policy."""
@@ -446,63 +317,76 @@ class ACRLPDAgent:
 
     def parameter_counts(self) -> dict[str, int]:
         """How many parameters of the policy learn and how many do not, and how many the critics have."""
-        return policy_counts(self.learned) | {"critic": count_parameters(self.critic)}
+        return policy_counts(self.learned) | {"critic": count_parameters(self.critics.latest)}
 
-    # --- what they are made of -----------------------------------------------------------------------------------
+    # --- each loss by itself: gradients flow where parameters are given --------------------------------------------
+
+    def compute_critic_loss(
+        self, batch: ChunkBatch, rng: PRNGKeyArray, critics: CriticParameters | None = None
+    ) -> tuple[Float[Array, ""], Metrics]:
+        """Huber loss of every critic against the target, over the chunks that have one."""
+        loss, metrics = self._critic_loss(self.encode(batch, rng), self.critics.latest if critics is None else critics)
+        return loss, self._summarise(metrics)
+
+    def compute_target(self, batch: ChunkBatch, rng: PRNGKeyArray) -> Float[Array, " b"]:
+        """What the critics learn: rewards of the chunk, then the value of the best of N chunks."""
+        return self._target(self.encode(batch, rng))
+
+    def compute_actor_loss(
+        self, batch: ChunkBatch, rng: PRNGKeyArray, parameters: Parameters | None = None
+    ) -> tuple[Float[Array, ""], Metrics]:
+        """Flow matching towards what the critics find good, as `actor_mode` says."""
+        loss, metrics = self._actor_loss(self.encode(batch, rng, parameters))
+        return loss, self._summarise(metrics)
+
+    def compute_bc_loss(
+        self, batch: ChunkBatch, rng: PRNGKeyArray, parameters: Parameters | None = None
+    ) -> tuple[Float[Array, ""], Metrics]:
+        """Plain flow matching on chunks of the data, by default on those of successful episodes."""
+        return self._bc_loss(self.encode(batch, rng, parameters))
+
+    def compute_loss(
+        self,
+        batch: ChunkBatch,
+        rng: PRNGKeyArray,
+        parameters: Parameters | None = None,
+        critics: CriticParameters | None = None,
+    ) -> tuple[Float[Array, ""], Metrics]:
+        """The weighted sum of the three."""
+        seen = self.encode(batch, rng, parameters)
+        loss, metrics = self._loss(seen, self.critics.latest if critics is None else critics)
+        return loss, self._summarise(metrics)
 
     def encode(self, batch: ChunkBatch, rng: PRNGKeyArray, parameters: Parameters | None = None) -> Encoded:
         """Both observations of every sample, encoded once; gradients flow into the present one."""
-        return self._encode(batch, self._draw(batch, rng), self._totals(batch), rng, parameters)
+        return self._encode(batch, self._draw(batch, rng, self.config.augment), self._totals(batch), rng, parameters)
+
+    # --- what they are made of -----------------------------------------------------------------------------------
 
     def _encode(
-        self, batch: ChunkBatch, draw: _Draw, totals: _Totals, rng: PRNGKeyArray, parameters: Parameters | None
+        self,
+        batch: ChunkBatch,
+        draw: Draw,
+        totals: Totals,
+        rng: PRNGKeyArray,
+        parameters: Parameters | None,
+        *,
+        dropout: bool = True,
     ) -> Encoded:
-        policy = self.learned.build(parameters)
-        still = jax.lax.stop_gradient(policy)
-        pair_rng, dropout_rng = jax.random.split(jax.random.fold_in(rng, 3))
-        return Encoded(
-            batch=batch,
-            draw=draw,
-            totals=totals,
-            policy=policy,
-            prefix=policy.encode(draw.flow.observations),
-            next_prefix=still.encode(draw.next_observations),
-            pair=jax.random.permutation(pair_rng, self.config.critic.num_critics)[:2],
-            dropout_rng=dropout_rng,
-        )
+        policy, count = self.learned.build(parameters), self.config.critic.num_critics
+        return encode_batch(batch, draw, totals, policy, count, rng, dropout=dropout)
 
-    def _draw(self, batch: ChunkBatch, rng: PRNGKeyArray) -> _Draw:
-        config, model, count = self.config, self.learned.model, batch.actions.shape[0]
-        samples = config.num_action_samples
-        later_rng, noise_rng = jax.random.split(jax.random.fold_in(rng, 4))
-        noise = draw_noise(noise_rng, count, (2 * samples, model.action_horizon, model.action_dim))
-        return _Draw(
-            flow=draw_flow(batch, model, rng, config.augment),
-            next_observations=preprocess(batch.next_observations, model, later_rng if config.augment else None),
-            noise=noise[:, :samples],
-            next_noise=noise[:, samples:],
-        )
+    def _draw(self, batch: ChunkBatch, rng: PRNGKeyArray, augment: bool) -> Draw:
+        return draw_for(batch, self.learned.model, self.config.num_action_samples, rng, augment=augment)
 
-    def _totals(self, batch: ChunkBatch) -> _Totals:
-        return _Totals(
-            chunks=jnp.sum(batch.sequence_mask, dtype=jnp.float32),
-            steps=jnp.sum(batch.valid, dtype=jnp.float32),
-            cloned_steps=jnp.sum(batch.valid * self._cloned(batch)[:, None], dtype=jnp.float32),
-        )
+    def _totals(self, batch: ChunkBatch) -> Totals:
+        return Totals.of(batch, self._cloned(batch))
 
-    def _cloned(self, batch: ChunkBatch) -> Array:
+    def _cloned(self, batch: ChunkBatch) -> Bool[Array, " b"]:
         return batch.success if self.config.bc_on == "successes" else jnp.ones_like(batch.success)
 
-    def _flow_loss(self, encoded: Encoded, actions: Array, valid: Array) -> Float[Array, "b horizon"]:
-        flow = encoded.draw.flow
-        return encoded.policy.flow_loss(
-            encoded.prefix,
-            actions,
-            noise=flow.noise,
-            time=flow.time,
-            valid=valid,
-            real_action_dim=self.real_action_dim,
-        )
+    def _action_error(self, chunks: Float[Array, "b n horizon action_dim"], seen: Encoded) -> Float[Array, ""]:
+        return action_error(chunks[:, 0], seen.batch, self.real_action_dim, seen.totals.steps)
 
     def _sample(self, policy: Pi0, prefix: Prefix, noise: Array) -> Float[Array, "b n horizon action_dim"]:
         return jax.lax.stop_gradient(policy).sample(prefix, noise=noise, num_steps=self.config.denoising_steps)
@@ -517,12 +401,7 @@ class ACRLPDAgent:
         )
 
     def _aggregate(self, values: Float[Array, "critics *b"], pair: Int[Array, " 2"] | None) -> Float[Array, "*b"]:
-        """One value from the ensemble. Without a pair, subset_min is the mean over all."""
-        if self.config.aggregate == "min":
-            return jnp.min(values, axis=0)
-        if self.config.aggregate == "mean" or pair is None:
-            return jnp.mean(values, axis=0)
-        return jnp.min(values[pair], axis=0)
+        return aggregate_values(values, self.config.aggregate, pair)
 
     def _best(
         self, critic: CriticParameters, prefix: Prefix, chunks: Array, pair: Int[Array, " 2"] | None
@@ -530,8 +409,3 @@ class ACRLPDAgent:
         """The chunk of the highest value for each observation."""
         best = jnp.argmax(self._aggregate(self._values(critic, prefix, chunks), pair), axis=1)
         return jnp.take_along_axis(chunks, best[:, None, None, None], axis=1)[:, 0]
-
-
-def effective_sample_size(weights: Float[Array, " b"]) -> Float[Array, ""]:
-    """The share of samples that would say as much if they counted alike: (Σ w)² / (b · Σ w²)."""
-    return jnp.square(jnp.sum(weights)) / jnp.maximum(weights.shape[0] * jnp.sum(jnp.square(weights)), 1e-12)

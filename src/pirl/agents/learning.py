@@ -85,16 +85,14 @@ class LearnedPolicy:
 
     def apply(self, gradients: Parameters) -> tuple["LearnedPolicy", Metrics]:
         """One step of the optimiser and of the average."""
-        count = _update_count(self.moments)
-        changes, moments = self.optimiser.make().update(gradients, self.moments, self.trainable)
-        trainable = optax.apply_updates(self.trainable, changes)
+        trainable, moments, rate = self.optimiser.step(gradients, self.moments, self.trainable)
         average = None if self.average is None else move_average(self.average, trainable, self.ema_decay)
         metrics = {
             "grad_norm/policy": optax.tree.norm(gradients),
             "param_norm/policy": optax.tree.norm(
                 {path: leaf for path, leaf in {**self.frozen, **trainable}.items() if _is_kernel(path, leaf)}
             ),
-            "lr/policy": jnp.asarray(self.optimiser.learning_rate()(count), jnp.float32),
+            "lr/policy": rate,
         }
         return replace(self, trainable=trainable, average=average, moments=moments), metrics
 
@@ -166,7 +164,8 @@ def accumulate_gradients(
 ) -> tuple[Any, Metrics]:
     """Gradients and metrics of a loss over a batch, cut into `parts` that are gone through one after the other.
 
-    The loss of a part is on the scale of the whole batch, so that the mean over parts is the loss of the batch.
+    The loss of a part is on the scale of the whole batch, so that the mean over parts is the loss of the batch. So are
+    metrics that are single numbers; those with one for every sample are put together again.
     """
     gradient = jax.grad(loss, has_aux=True)
     if parts == 1:
@@ -175,16 +174,20 @@ def accumulate_gradients(
     # Every part takes its samples from all over the batch: cut in a row, each part would lie on some of the devices.
     cut = [x.reshape(x.shape[0] // parts, parts, *x.shape[1:]).swapaxes(0, 1) for x in leaves]
 
-    def gradient_of(part: list[Array]) -> tuple[Any, Metrics]:
-        return gradient(parameters, jax.tree.unflatten(structure, part))
+    def measure(part: list[Array]) -> tuple[tuple[Any, Metrics], Metrics]:
+        gradients, metrics = gradient(parameters, jax.tree.unflatten(structure, part))
+        samples = {name: metric for name, metric in metrics.items() if jnp.ndim(metric)}
+        return (gradients, {name: metric for name, metric in metrics.items() if name not in samples}), samples
 
-    def add(total: Any, part: list[Array]) -> tuple[Any, None]:
-        return jax.tree.map(jnp.add, total, gradient_of(part)), None
+    def add(total: Any, part: list[Array]) -> tuple[Any, Metrics]:
+        means, samples = measure(part)
+        return jax.tree.map(jnp.add, total, means), samples
 
-    shapes = jax.eval_shape(gradient_of, [x[0] for x in cut])
+    shapes, _ = jax.eval_shape(measure, [x[0] for x in cut])
     zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
-    total, _ = jax.lax.scan(add, zeros, cut)
-    return jax.tree.map(lambda x: x / parts, total)
+    total, samples = jax.lax.scan(add, zeros, cut)
+    gradients, metrics = jax.tree.map(lambda x: x / parts, total)
+    return gradients, metrics | {name: x.swapaxes(0, 1).reshape(-1) for name, x in samples.items()}
 
 
 def act_by(
@@ -220,25 +223,27 @@ def policy_counts(learned: LearnedPolicy) -> dict[str, int]:
 
 
 def action_error(
-    chunks: Float[Array, "b horizon action_dim"], batch: ChunkBatch, real_action_dim: int
+    chunks: Float[Array, "b horizon action_dim"],
+    batch: ChunkBatch,
+    real_action_dim: int,
+    count: Float[Array, ""] | None = None,
 ) -> Float[Array, ""]:
-    """Mean squared distance of chunks from the recorded ones, over real dimensions and steps."""
-    return mean_square(chunks - batch.actions, batch.valid, real_action_dim)
+    """Mean squared distance of chunks from the recorded ones, over real dimensions and steps: `count`, if given."""
+    return mean_square(chunks - batch.actions, batch.valid, real_action_dim, count)
 
 
 def mean_square(
-    values: Float[Array, "b horizon action_dim"], valid: Bool[Array, "b horizon"], real_action_dim: int
+    values: Float[Array, "b horizon action_dim"],
+    valid: Bool[Array, "b horizon"],
+    real_action_dim: int,
+    count: Float[Array, ""] | None = None,
 ) -> Float[Array, ""]:
-    """Mean over real dimensions and steps."""
+    """Mean over real dimensions and steps; `count` says how many these are where only a part of them is given."""
     squares = jnp.mean(jnp.square(values)[..., :real_action_dim], axis=-1)
-    return jnp.sum(jnp.where(valid, squares, 0.0)) / jnp.maximum(jnp.sum(valid), 1)
+    count = jnp.sum(valid, dtype=jnp.float32) if count is None else count
+    return jnp.sum(jnp.where(valid, squares, 0.0)) / jnp.maximum(count, 1.0)
 
 
 def _is_kernel(path: str, leaf: Any) -> bool:
     """Whether OpenPI counts a parameter in its norm."""
     return leaf.ndim > 1 and path.split("/")[-1] not in ("bias", "scale", "pos_embedding", "input_embedding")
-
-
-def _update_count(moments: Any) -> Array:
-    """How many updates an optimiser has made; several of its parts count them."""
-    return optax.tree_utils.tree_get_all_with_path(moments, "count")[0][1]

@@ -85,6 +85,12 @@ class OptimiserConfig:
             optax.clip_by_global_norm(self.clip_norm), adamw if self.moments_dtype == "float32" else _kept_small(adamw)
         )
 
+    def step(self, gradients: Any, moments: Any, parameters: Any) -> tuple[Any, Any, Float32[Array, ""]]:
+        """Parameters and moments after one update, and the learning rate that it had."""
+        made = optax.tree_utils.tree_get_all_with_path(moments, "count")[0][1]  # several parts count the updates
+        changes, moments = self.make().update(gradients, moments, parameters)
+        return optax.apply_updates(parameters, changes), moments, jnp.asarray(self.learning_rate()(made), jnp.float32)
+
 
 def _kept_small(adamw: optax.GradientTransformation) -> optax.GradientTransformation:
     """The same optimiser with its moments kept in bfloat16 between updates.

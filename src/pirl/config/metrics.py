@@ -9,8 +9,12 @@ from pirl.errors import did_you_mean
 _POLICY = ("loss", "bc/loss")
 _ACTOR_CRITIC = (
     *("critic/loss", "critic/q_mean", "critic/q_min", "critic/q_max", "critic/q_spread", "critic/td_error"),
-    *("critic/target", "actor/loss", "actor/advantage_p10", "actor/advantage_p50", "actor/advantage_p90", "actor/ess"),
-    *("actor/clip_fraction", "actor/temperature", "actor/action_mse", "data/valid_chunks"),
+    *("critic/target", "actor/loss", "data/valid_chunks"),
+)
+# Of the weights that chunks have by their advantage.
+_WEIGHTS = (
+    *("actor/advantage_p10", "actor/advantage_p50", "actor/advantage_p90"),
+    *("actor/ess", "actor/clip_fraction", "actor/temperature"),
 )
 _EVALUATION = ("eval/success", "eval/success_low", "eval/success_high", "eval/return", "eval/length")
 _ONLINE = ("online/success", "online/episodes", "online/env_steps")
@@ -19,8 +23,10 @@ _ROLLOUT = ("rollout/success", "rollout/success_kept", "rollout/success_after", 
 
 def check_metric(config: RLTrainConfig, name: str) -> Iterator[str]:
     """What keeps a metric from being measured now and then: what is logged of updates decides nothing."""
-    learned = (*_POLICY, *_ACTOR_CRITIC) if isinstance(config.agent, ACRLPDConfig) else _POLICY
-    validated = [f"val/{metric}" for metric in (*learned, "actor/action_mse")]
+    learned = [*_POLICY, "actor/action_mse"]
+    if isinstance(config.agent, ACRLPDConfig):
+        learned += [*_ACTOR_CRITIC, *(_WEIGHTS if config.agent.actor_mode == "awr" else ())]
+    validated = [f"val/{metric}" for metric in learned]
     practised = _ROLLOUT if config.goes_by_iterations else _ONLINE
     known = [*_EVALUATION, *practised, *validated]
     if name not in known:

@@ -4,6 +4,7 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,18 +12,24 @@ import jax
 import orbax.checkpoint as ocp
 from jax.sharding import PartitionSpec
 
-from pirl.agents.acrlpd import ACRLPDAgent, ACRLPDConfig
-from pirl.agents.bc import BCAgent
-from pirl.agents.ript import RIPTAgent, RIPTConfig
 from pirl.config import RLTrainConfig, load_config
-from pirl.errors import CheckpointError, ConfigError, did_you_mean
+from pirl.errors import CheckpointError, ConfigError, did_you_mean, in_one_line
 from pirl.files import expand_home
 from pirl.interop import open_checkpoint
 from pirl.interop.reading import Checkpoint, quiet_orbax
 from pirl.models import abstract_model
 from pirl.run_files import RunFiles, saved_steps
 from pirl.training import sharding
-from pirl.training.records import FILE_NAME, DamageError, in_one_line, named_leaves, read_record
+from pirl.training.learners import create_learner
+from pirl.training.records import (
+    ARRAYS,
+    FILE_NAME,
+    DamageError,
+    choose_steps,
+    current_name,
+    named_leaves,
+    read_record,
+)
 
 Leaves = Mapping[str, jax.ShapeDtypeStruct]
 
@@ -89,14 +96,9 @@ def open_state(path: Path, step: int | None = None) -> SavedState:
     """The newest full state of a run (or that of a step), a state by its own directory, or a policy checkpoint."""
     directory = expand_home(path).absolute()
     run = RunFiles(directory)
-    states = run.states
-    if states.is_dir() or run.is_run:
-        saved = saved_steps(states)
-        if not saved:
-            raise CheckpointError(f"the run {path} has not saved a state yet.")
-        if step is not None and step not in saved:
-            raise CheckpointError(f"the run {path} has no state of step {step}; it has {', '.join(map(str, saved))}.")
-        return _open_full(states / str(saved[-1] if step is None else step), directory)
+    if run.states.is_dir() or run.is_run:
+        chosen, *_ = choose_steps(run.states, saved_steps(run.states), step)
+        return _open_full(run.states / str(chosen), directory)
     if step is not None:
         raise ConfigError(f"a step is one of a run, and {path} is none: leave --step out.")
     if (directory / FILE_NAME).is_file():
@@ -111,14 +113,14 @@ def _open_full(directory: Path, run: Path) -> SavedState:
     try:
         record = read_record(directory)
         leaves = {path: jax.ShapeDtypeStruct(tuple(shape), dtype) for path, (shape, dtype) in record["leaves"].items()}
-        tree, options = _read_tree(directory / "arrays")
+        tree, options = _read_tree(directory / ARRAYS)
     except (DamageError, KeyError, ValueError, TypeError) as error:
         raise CheckpointError(f"{directory} is damaged: {in_one_line(error)}.") from error
     if missing := [path for path in leaves if path not in tree]:
         raise CheckpointError(f"{directory} is damaged: {missing[0]} is missing.")
     store = Checkpoint(
         directory=directory,
-        params_directory=directory / "arrays",
+        params_directory=directory / ARRAYS,
         style="released",
         leaves=leaves,
         description={},
@@ -154,7 +156,10 @@ def planned_layout(leaves: Leaves, devices: int, fsdp_devices: int) -> Layout:
     if fsdp_devices < 1 or devices < 1 or devices % fsdp_devices:
         raise ConfigError(f"--fsdp {fsdp_devices} does not divide --devices {devices}.")
     sizes = {"fsdp": fsdp_devices}
-    specs = {path: sharding.state_spec(path, leaf.shape, leaf.dtype, fsdp_devices) for path, leaf in leaves.items()}
+    specs = {
+        path: sharding.state_spec(current_name(path), leaf.shape, leaf.dtype, fsdp_devices)
+        for path, leaf in leaves.items()
+    }
     return Layout({path: _pieces(leaf, specs[path], sizes) for path, leaf in leaves.items()}, devices, fsdp_devices)
 
 
@@ -220,7 +225,7 @@ def unexpected(state: SavedState) -> list[str]:
     if state.config is None:
         return []
     expected = {path: str(leaf.dtype) for path, leaf in expected_leaves(state.config).items()}
-    saved = {path: str(leaf.dtype) for path, leaf in state.leaves.items()}
+    saved = {current_name(path): str(leaf.dtype) for path, leaf in state.leaves.items()}
     return [
         *(
             f"{path}: {dtype}, by the configuration {expected[path]}"
@@ -234,14 +239,7 @@ def unexpected(state: SavedState) -> list[str]:
 
 def expected_leaves(config: RLTrainConfig) -> dict[str, jax.ShapeDtypeStruct]:
     """The arrays of a learner of this configuration; but how wide the critics' input is, the robot decides."""
-
-    def create(policy: Any, rng: Any) -> Any:
-        if isinstance(config.agent, ACRLPDConfig):
-            return ACRLPDAgent.create(config.agent, policy, rng)
-        if isinstance(config.agent, RIPTConfig):
-            return RIPTAgent.create(config.agent, policy, rng)
-        return BCAgent.create(config.agent, policy, rng)
-
+    create = partial(create_learner, config, None)
     return named_leaves(jax.eval_shape(create, abstract_model(config.model), jax.random.key(0)))
 
 
@@ -253,7 +251,7 @@ def left_whole(leaves: Leaves, layout: Layout) -> list[str]:
         path
         for path, leaf in leaves.items()
         if count > 1
-        and path.split("/")[0] not in sharding.CRITICS
+        and current_name(path).split("/")[0] != sharding.CRITICS
         and math.prod(layout.pieces[path]) == 1
         and bytes_of(leaf) >= sharding.MIN_SHARD_BYTES
         and any(length % count == 0 for length in leaf.shape)

@@ -10,8 +10,8 @@ from pirl.errors import ConfigError
 
 # Smaller arrays are replicated: gathering them costs more than they take.
 MIN_SHARD_BYTES = 4 << 20
-# Parts of a learner that are small beside its policy, and used by every device in every update.
-CRITICS = ("critic", "target_critic", "average_critic", "critic_moments")
+# The part of a learner that is small beside its policy, and used by every device in every update.
+CRITICS = "critics"
 
 
 def make_mesh(fsdp_devices: int = 1) -> Mesh:
@@ -89,7 +89,7 @@ def parameter_spec(shape: tuple[int, ...], dtype: DTypeLike, fsdp_devices: int) 
 
 def state_spec(path: str, shape: tuple[int, ...], dtype: DTypeLike, fsdp_devices: int) -> PartitionSpec:
     """The rule for an array of a learner, by its path: critics are whole on every device, everything else is split."""
-    return PartitionSpec() if path.split("/")[0] in CRITICS else parameter_spec(shape, dtype, fsdp_devices)
+    return PartitionSpec() if path.split("/")[0] == CRITICS else parameter_spec(shape, dtype, fsdp_devices)
 
 
 class ParameterSharding:

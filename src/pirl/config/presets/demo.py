@@ -2,10 +2,11 @@
 
 from dataclasses import replace
 
-from pirl.agents.acrlpd import ACRLPDConfig, TemperatureConfig
+from pirl.agents.acrlpd import ACRLPDConfig
 from pirl.agents.bc import BCConfig
 from pirl.agents.optimisers import OptimiserConfig
 from pirl.agents.ript import RIPTConfig
+from pirl.agents.temperature import TemperatureConfig
 from pirl.config.parts import (
     CheckpointConfig,
     DataConfig,
