@@ -211,6 +211,7 @@ def one_by_one(learner: ACRLPDAgent, batch: ChunkBatch, rng: Any) -> Any:
     return sum(compute(batch, rng)[0] for compute in losses)
 
 
+@pytest.mark.slow
 def test_the_cost_of_an_update_is_that_of_cloning_and_one_more_encoding():
     """Floating-point operations of the real networks, with an encoder that dwarfs the rest."""
     expert = dataclasses.replace(MICRO.language, mlp_dim=4000)
