@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from pirl.files import write_file
-from pirl.plan.table import duration, gib
+from pirl.plan.table import gib
+from pirl.words import short_duration
 
 ROOT = Path(__file__).parents[1]
 BEGIN, END = "<!-- made by benchmarks/plan_table.py -->", "<!-- end of the table -->"
@@ -95,7 +96,7 @@ def _cells(answer: dict[str, Any]) -> list[str]:
         gib(sizes["available"]),
         f"{answer['flops_per_step'] / 1e12:,.0f}",
         "" if sent is None else gib(sum(sent.values())),
-        duration(step) if answer["fits"] and step is not None else "",
+        short_duration(step) if answer["fits"] and step is not None else "",
         f"{answer['largest_batch']:,}" if answer["largest_batch"] else "none",
     ]
 

@@ -5,7 +5,8 @@
 First every learner runs undisturbed. Then they run again and again, disturbed up to three times each, resumed until they
 end, and compared with the first run bit for bit. Beside them each learner runs once for its share of the time, without an
 end: what is watched is its memory. table.md, summary.json, rounds.json and memory.json in the output directory are up to
-date after every run; runs that did not end well are kept there. The last line printed is the summary.
+date after every run; runs that did not end well are kept there, and the logs of odd
+ones. The last line printed is the summary.
 """
 
 import argparse
@@ -101,7 +102,8 @@ class Soak:
             self._remember(done, segments)
             if done.is_fine:
                 shutil.rmtree(run)
-                log.unlink()
+                if not done.remarks:
+                    log.unlink()
             elif run.exists() and run.parent != self._place.out / "runs":
                 shutil.move(run, self._place.out / "runs" / name)
         shutil.rmtree(self._place.out / "tmp", ignore_errors=True)
