@@ -40,8 +40,8 @@ MUTANTS = (
     ),
     Mutant(
         "data/transforms.py",
-        "return stats.q01, stats.q99 - stats.q01 + 1e-6",
-        "return stats.q01, stats.q99 - stats.q01 + 1e-4",
+        "return stats.q01, stats.q99 - stats.q01 + EPSILON",
+        "return stats.q01, stats.q99 - stats.q01 + 100 * EPSILON",
         "data/test_transforms.py::test_normalisation_equals_openpi",
     ),
     Mutant(

@@ -1,12 +1,13 @@
-"""Paths that begin at a home, which may be the home of nobody."""
+"""Paths that begin at a home, which may be the home of nobody; and directories that take the place of others."""
 
+import errno
 import os
 from pathlib import Path
 
 import pytest
 
 from pirl.errors import UserError
-from pirl.files import cache_directory, expand_home
+from pirl.files import cache_directory, expand_home, put_back, put_in_place, write_file
 
 NOBODY = "~nobody_at_all/place"
 
@@ -27,6 +28,17 @@ def test_whoever_has_no_home_is_asked_for_one(monkeypatch):
 def test_a_name_with_a_nul_is_no_path():
     with pytest.raises(UserError, match=r"'~a\\x00b' is no path"):
         expand_home("~a\0b")
+
+
+def test_a_full_disk_is_told_with_the_file_that_was_to_be_written(tmp_path, monkeypatch):
+    def fail(self, content):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(Path, "write_bytes", fail)
+    with pytest.raises(OSError, match="No space left") as failed:
+        write_file(tmp_path / "notes.json", "{}")
+    assert failed.value.filename == str(tmp_path / "notes.json")
+    assert os.listdir(tmp_path) == []
 
 
 def _save_policy(path, monkeypatch):
@@ -69,3 +81,23 @@ def test_the_home_of_nobody_is_named_by_whoever_is_sent_there(use, monkeypatch, 
     with pytest.raises(UserError, match=f"{NOBODY} is in the home of nobody: there is no user 'nobody_at_all'"):
         use(NOBODY, monkeypatch)
     assert not list(tmp_path.iterdir())
+
+
+def directory_with(path, text):
+    path.mkdir()
+    (path / "text").write_text(text)
+    return path
+
+
+def test_a_directory_takes_the_place_of_another_or_the_other_stays(tmp_path):
+    place = directory_with(tmp_path / "place", "old")
+    with pytest.raises(FileNotFoundError):
+        put_in_place(tmp_path / "never_written", place)
+    assert (place / "text").read_text() == "old"
+    put_in_place(directory_with(tmp_path / "partial", "new"), place)
+    assert (place / "text").read_text() == "new"
+    assert os.listdir(tmp_path) == ["place"]
+    place.rename(tmp_path / ".place.replaced")  # a process that died in between
+    put_back(place)
+    assert (place / "text").read_text() == "new"
+    assert os.listdir(tmp_path) == ["place"]

@@ -129,7 +129,11 @@ def test_memory_is_judged_once_it_has_settled_and_an_end_is_told():
 
 
 def test_long_runs_take_turns_until_the_time_is_over(tmp_path, monkeypatch):
-    codes = {"bc": "import time; time.sleep(60)", "ript": "raise SystemExit(3)", "acrlpd": "import time; time.sleep(60)"}
+    codes = {
+        "bc": "import time; time.sleep(60)",
+        "ript": "raise SystemExit(3)",
+        "acrlpd": "import time; time.sleep(60)",
+    }
     monkeypatch.setattr(Place, "command", lambda self, learner, run: [sys.executable, "-c", codes[run.name]])
     found, end = {}, time.monotonic() + 6
     runs = LongRuns(tmp_path, list(codes), end, found)

@@ -40,3 +40,9 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     """The nearest of the known names, as a question with a space behind it, or nothing."""
     near = difflib.get_close_matches(name, list(known), n=1)
     return f"Did you mean {near[0]}? " if near else ""
+
+
+def in_one_line(error: BaseException) -> str:
+    """The message without what follows its first line; without a message, what kind of error it is."""
+    lines = str(error).strip().splitlines()
+    return lines[0][:300] if lines else type(error).__name__

@@ -32,6 +32,9 @@ def write_file(path: Path, content: bytes | str) -> None:
     try:
         partial.write_bytes(content.encode() if isinstance(content, str) else content)
         os.replace(partial, path)
+    except OSError as error:
+        error.filename, error.filename2 = str(path), None  # a full disk names no file, others the partial one
+        raise
     finally:
         partial.unlink(missing_ok=True)
 
@@ -43,6 +46,27 @@ def writing(what: str, directory: Path, advice: str) -> Iterator[None]:
         yield
     except OSError as error:
         raise DataError(f"{what} cannot be written in {directory}: {error.strerror or error}. {advice}") from error
+
+
+def put_in_place(partial: Path, directory: Path) -> None:
+    """Give a complete directory its name, in one rename; one that is there already is put aside meanwhile."""
+    try:
+        if directory.exists():
+            directory.rename(_aside(directory))
+        partial.rename(directory)
+    finally:
+        put_back(directory)
+
+
+def put_back(directory: Path) -> None:
+    """Put back what was put aside for another that never came; what another has taken the place of is removed."""
+    if _aside(directory).exists() and not directory.exists():
+        _aside(directory).rename(directory)
+    shutil.rmtree(_aside(directory), ignore_errors=True)
+
+
+def _aside(directory: Path) -> Path:
+    return directory.with_name(f".{directory.name}.replaced")
 
 
 def remove_directory(directory: Path, patience_s: float = 10.0) -> None:

@@ -1,21 +1,36 @@
 """Processes that are started, followed through their logs, and never left behind."""
 
 import contextlib
+import fcntl
 import os
 import re
+import shutil
 import signal
 import subprocess
+import sys
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any
 
+from pirl.errors import DataError
+
 Process = subprocess.Popen[bytes]
 # Between a request to stop and the end by force: enough for an update under way to be compiled, made and saved.
 GRACE = 90.0
+# In a directory that one program at a time works in; it says which process that is.
+LOCK_FILE = "lock"
+# Between two looks at what is running.
+_POLL = 0.2
 _TAIL = 4096
 _CODES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+
+
+def pirl_command() -> tuple[str, ...]:
+    """How this very pirl is called, wherever it is installed."""
+    script = shutil.which("pirl", path=str(Path(sys.executable).parent))
+    return (script,) if script else (sys.executable, "-m", "pirl.cli.main")
 
 
 def start_process(
@@ -42,13 +57,26 @@ def start_process(
         )
 
 
-def stop_processes(processes: Collection[Process], interruptions: "Interruptions", grace: float = GRACE) -> None:
+def wait_a_moment(processes: Collection[Process], meanwhile: Callable[[], None]) -> None:
+    """Until one of them ends, but not for long, so that `meanwhile` is called often."""
+    meanwhile()
+    until = time.monotonic() + _POLL
+    while time.monotonic() < until and all(process.poll() is None for process in processes):
+        time.sleep(0.02)
+
+
+def stop_processes(
+    processes: Collection[Process],
+    interruptions: "Interruptions",
+    grace: float = GRACE,
+    meanwhile: Callable[[], None] = lambda: None,
+) -> None:
     """Ask them to save and end; by force if they take too long, or somebody asks again."""
     asked, count = time.monotonic(), interruptions.count
     for process in processes:
         process.send_signal(signal.SIGINT)
-    while any(process.poll() is None for process in processes):
-        time.sleep(0.05)
+    while running := [process for process in processes if process.poll() is None]:
+        wait_a_moment(running, meanwhile)
         if time.monotonic() - asked > grace or interruptions.count > count:
             break
     for process in processes:
@@ -62,6 +90,59 @@ def kill_process(process: Process) -> None:
         os.killpg(process.pid, signal.SIGKILL)
 
 
+def is_alive(process: int) -> bool:
+    """Whether there is a process of that number, be it somebody else's."""
+    try:
+        os.kill(process, 0)
+    except PermissionError:
+        return True
+    except (OSError, OverflowError):
+        return False
+    return True
+
+
+@contextlib.contextmanager
+def alone_in(directory: Path, program: str, work: str) -> Iterator[int]:
+    """Keep other calls of a program out of a directory; gives the lock, for processes to inherit (`keep_open`).
+
+    They hold it for as long as they live: what outlives a program that was killed (its `work`, in the plural) is waited
+    for.
+    """
+    lock = os.open(directory / LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        _take_lock(lock, directory, program, work)
+        yield lock
+    finally:
+        os.close(lock)
+
+
+def _take_lock(lock: int, directory: Path, program: str, work: str) -> None:
+    told = False
+    while not _try_lock(lock):
+        holder = os.pread(lock, 20, 0).decode(errors="replace").strip()
+        if not holder.isdecimal() or is_alive(int(holder)):
+            raise DataError(f"another `{program}` (process {holder}) works in {directory}: wait for it, or stop it.")
+        if not told:
+            print(f"waiting for the {work} that were left at work in {directory} …", file=sys.stderr, flush=True)
+            told = True
+        time.sleep(0.5)
+    os.ftruncate(lock, 0)
+    os.pwrite(lock, str(os.getpid()).encode(), 0)
+
+
+def _try_lock(lock: int) -> bool:
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def usable_cores() -> int:
+    """Cores that this process may use, where the system tells; macOS only tells how many there are."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def share_cores(parts: int) -> list[set[int] | None]:
     """The cores of this process, divided; None for all of them where they cannot be."""
     cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
@@ -72,7 +153,10 @@ def share_cores(parts: int) -> list[set[int] | None]:
 
 def exit_in_words(code: int) -> str:
     """How a process ended."""
-    return f"exit code {code}" if code >= 0 else f"ended by {signal.Signals(-code).name}"
+    if code >= 0:
+        return f"exit code {code}"
+    names = {int(number): number.name for number in signal.Signals}
+    return f"ended by {names.get(-code, f'signal {-code}')}"  # not all that there are have names
 
 
 def last_lines(log: Path, count: int = 1) -> list[str]:

@@ -75,6 +75,11 @@ class RunFiles:
         return self.path / "rollouts"
 
     @property
+    def drift_probe(self) -> Path:
+        """What the drift of a RIPT run is measured by."""
+        return self.path / "drift_probe.npz"
+
+    @property
     def videos(self) -> Path:
         """Films of evaluated episodes."""
         return self.path / "videos"
@@ -98,4 +103,5 @@ class RunFiles:
 def saved_steps(directory: Path) -> list[int]:
     """The steps there are checkpoints of, in order: directories with a number for a name."""
     entries = directory.iterdir() if directory.is_dir() else ()
-    return sorted(int(entry.name) for entry in entries if entry.name.isdecimal() and entry.is_dir())
+    numbers = [(int(entry.name), entry) for entry in entries if entry.name.isdecimal()]
+    return sorted(step for step, entry in numbers if entry.name == str(step) and entry.is_dir())

@@ -223,6 +223,14 @@ def test_statistics_are_printed_and_written(run, dataset, tmp_path):
     assert len(stats["actions"]["q99"]) == 3
 
 
+def test_a_place_that_cannot_be_written_is_refused_before_anything_is_computed(run, dataset, tmp_path, monkeypatch):
+    monkeypatch.setattr("pirl.data.dataset_norm_stats", None)
+    (tmp_path / "file").touch()
+    where = ("--output", tmp_path / "file" / "norm.json")
+    code, _, err = run("data", "stats", dataset.root, "--robot", "libero", "--horizon", 3, *where)
+    assert (code, "it is no directory" in err) == (2, True)
+
+
 def test_caches_are_listed_and_cleared(run, tmp_path):
     from pirl.data import FrameCacheConfig, open_dataset, open_frames
 
@@ -234,3 +242,20 @@ def test_caches_are_listed_and_cleared(run, tmp_path):
     assert "16×16" in out
     assert "deleted" in run("data", "cache", "--clear")[1]
     assert "0 caches" in run("data", "cache")[1]
+
+
+def test_a_cache_that_is_being_built_is_told_and_the_others_deleted(run, tmp_path):
+    from pirl.data import FrameCacheConfig, list_frame_caches, open_dataset, open_frames
+    from pirl.data.frames.entries import locked
+
+    built = build(tmp_path / "data")
+    open_frames(open_dataset(built.root), list(built.cameras), FrameCacheConfig(16, 16), progress=False)
+    first, second = list_frame_caches()
+    with locked(first.directory):
+        code, out, err = run("data", "cache", "--clear")
+    assert code == 2
+    assert first.camera in out
+    assert second.camera in out
+    assert out.splitlines()[-1].startswith("deleted: 1 cache, ")
+    assert err.startswith(f"not deleted: {first.directory} is being built by another process")
+    assert [entry.directory for entry in list_frame_caches()] == [first.directory]

@@ -11,11 +11,18 @@ from pathlib import Path
 
 import pytest
 
+from pirl import memory
 from pirl.cli.main import main
 from pirl.doctor import Finding, examine
-from pirl.doctor.machine import examine_open_files
+from pirl.doctor.machine import examine_machine, examine_open_files
 from pirl.doctor.probes import Answer
-from pirl.doctor.software import examine_extras, examine_packages, needed_packages, pinned_versions
+from pirl.doctor.software import (
+    examine_extras,
+    examine_packages,
+    missing_packages,
+    needed_packages,
+    pinned_versions,
+)
 from pirl.doctor.storage import examine_place
 
 ROOT = Path(__file__).parents[2]
@@ -60,6 +67,13 @@ def test_a_working_machine_is_told_so_without_leaving_anything_or_calling_anyone
     assert all(finding["advice"] for finding in found.values() if finding["state"] == "bad")
     assert found["runs"]["detail"].startswith(str(tmp_path / "runs"))
     assert {path.name for path in tmp_path.iterdir()} == {"found.json", "modules"}
+
+
+def test_a_place_that_cannot_be_written_is_refused_before_anything_is_examined(call, monkeypatch, tmp_path):
+    monkeypatch.setattr("pirl.doctor.examine", None)
+    (tmp_path / "file").touch()
+    code, _, err = call("doctor", "--json", "file/found.json")
+    assert (code, "it is no directory" in err) == (2, True)
 
 
 def test_what_pirl_needs_and_is_broken_ends_in_exit_code_1(doctor, on_path, monkeypatch, tmp_path):
@@ -185,6 +199,16 @@ def test_too_few_open_files_can_be_raised_as_far_as_the_system_lets_one(soft, ha
     assert examine_open_files(1024, hard).state == "good"
 
 
+def test_the_limit_of_a_container_is_told(monkeypatch, tmp_path):
+    """As version 1 of control groups writes it."""
+    files = {"limit_in_bytes": 2**30, "usage_in_bytes": 0, "stat": "total_inactive_file 0"}
+    for name, text in files.items():
+        (tmp_path / name).write_text(f"{text}\n")
+    monkeypatch.setattr(memory, "_GROUPS", (tuple(tmp_path / name for name in files),))
+    (found,) = (finding for finding in examine_machine() if finding.name == "memory")
+    assert found.detail.endswith(" available; the container may use 1.0 GiB")
+
+
 def test_packages_and_extras_are_held_against_what_the_installation_asks_for(tmp_path, monkeypatch):
     wanted = [
         *("numpy<1", "rich", "nowhere>=2"),
@@ -205,6 +229,8 @@ def test_packages_and_extras_are_held_against_what_the_installation_asks_for(tmp
         "nowhere": "bad",
     }
     assert packages["nowhere"].advice == "pip install 'nowhere>=2'"
+    assert (missing_packages("wandb"), missing_packages("ray"), missing_packages("trackio")) == (["nowhere"], [], None)
+    assert missing_packages("plan") == ["nowhere"]
     extras = {finding.name: finding for finding in examine_extras()}
     assert {name: finding.state for name, finding in extras.items()} == {
         **{"wandb": "absent", "ray": "good", "sweep": "bad", "plan": "absent"}

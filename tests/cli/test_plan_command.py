@@ -50,11 +50,14 @@ def test_a_run_is_planned_and_remembered(call):
         (("demo_bc", "--topology", "h10:8"), "Did you mean h100?"),
         (("demo_b", "--topology", "h100:8"), "no preset is named 'demo_b'. Did you mean demo_bc?"),
         (("demo_bc", "--topology", "h100:8", "--batch-sise", 8), "Did you mean --batch-size?"),
+        (("demo_bc", "--topology", "h100:8", "--steps", "many"), "pirl plan: --steps should be a whole number"),
+        (("demo_bc", "--topology", "h100:8", "--json", "file/plan.json"), "file: it is no directory"),
         (("demo_bc", "--topology", "h100:3"), "such as --batch-size 33"),
         (("demo_bc", "--topology", "h100:2", "--fsdp-devices", 3), "fsdp_devices = 3 should divide"),
     ],
 )
 def test_slips_are_answered_in_one_line(call, arguments, words):
+    Path("file").touch()
     code, out, err = call("plan", *arguments)
     assert code == 2
     assert words in err.splitlines()[-1]
@@ -62,7 +65,7 @@ def test_slips_are_answered_in_one_line(call, arguments, words):
 
 
 def test_tpus_are_refused_before_anything_is_compiled(call, monkeypatch):
-    monkeypatch.setattr(topologies.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     code, _, err = call(*SMALL, "--topology", "cpu:1", "--topology", "v5e:2x4")
     assert code == 2
     assert "pip install 'pirl[plan]'" in err
@@ -83,7 +86,8 @@ def test_commands_that_take_longer_could_run():
 
 def test_help_shows_the_command_and_the_configuration(call):
     _, out, _ = call("plan", "demo_bc", "--help")
-    assert "--topology" in out
+    assert out.startswith("usage: pirl plan [PRESET] --topology NAME[:SHAPE] [OPTIONS]\n")
+    assert "--exp-name" not in out
     assert "--fsdp-devices" in out
 
 

@@ -42,7 +42,7 @@ def test_the_page_of_several_lies_in_the_current_directory_or_where_it_is_told(c
         (("runs/mine/log.txt",), "is not a run"),
         (("runs/mine", "runs/../runs/mine"), "is named twice"),
         (("runs/mine", "--out", "runs"), "runs is a directory"),
-        (("runs/mine", "--out", "runs/mine/log.txt/page.html"), "the report cannot be written in"),
+        (("runs/mine", "--out", "runs/mine/log.txt/page.html"), "runs/mine/log.txt: it is no directory"),
         (("runs/mine", "--ouT", "x"), "pirl report has no option --ouT. Did you mean --out?"),
     ],
 )
@@ -53,6 +53,12 @@ def test_what_cannot_work_is_refused_in_one_line(call, run, arguments, said):
     assert err.startswith("error: ")
     assert err.count("\n") == 1
     assert not (run / "report.html").exists()
+
+
+def test_a_place_that_cannot_be_written_is_refused_before_the_page_is_made(call, run, monkeypatch):
+    monkeypatch.setattr("pirl.report.run_report.build_run_report", None)
+    code, _, err = call("report", run, "--out", run / "log.txt" / "page.html")
+    assert (code, "cannot be written in" in err) == (2, True)
 
 
 def test_a_report_needs_no_jax(run):

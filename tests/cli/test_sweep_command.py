@@ -35,6 +35,7 @@ def with_optuna(monkeypatch):
         ((*BASE, "--knob", "agent.optimiser.peek-lr=1,2"), "Did you mean agent.optimiser.peak-lr?"),
         ((*BASE, "--knob", "agent.optimiser.peak-lr=1,fast"), "--agent.optimiser.peak-lr should be a number"),
         ((*BASE, *RATES, "--batch-size", "0"), "batch_size = 0 should be 1 or more"),
+        ((*BASE, *RATES, "--batch-size", "few"), "pirl sweep: --batch-size should be a whole number; it is 'few'"),
         ((*BASE, *RATES, "--knob", "evaluation.every=1,2"), "this field is set twice"),
         ((*BASE, *RATES, "--metric", "eval/succes"), "Did you mean eval/success?"),
         ((*BASE, *RATES, "--trails", "3"), "Did you mean --trials?"),
@@ -76,6 +77,7 @@ def test_a_dry_run_says_how_much_it_is(call, with_optuna, tmp_path):
 def test_help_shows_what_can_be_a_knob(call):
     code, out, _ = call("sweep", "demo_bc", "--help")
     assert code == 0
+    assert out.startswith("usage: pirl sweep [PRESET] --exp-name NAME --knob FIELD=VALUES [OPTIONS]\n")
     assert "--min-iterations" in out
     assert "--agent.optimiser.peak-lr" in out
     assert call("sweep", "--help")[0] == 0

@@ -1,6 +1,7 @@
 """What cannot work is refused before anything is loaded, with what to do about it."""
 
 import functools
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -86,7 +87,6 @@ def sound(tmp_path):
         ({"steps": -1}, "steps = -1 should be 0 or more"),
         ({"logging.every": 0, "evaluation.episodes": 0}, "\n- "),
         ({"evaluation.timeout": float("inf")}, "evaluation.timeout = inf"),
-        ({"logging.trackio": True}, "pip install trackio"),
     ],
 )
 def test_what_cannot_work_is_refused_with_a_remedy(sound, changes, message, monkeypatch, tmp_path):
@@ -95,6 +95,20 @@ def test_what_cannot_work_is_refused_with_a_remedy(sound, changes, message, monk
     with pytest.raises(ConfigError) as refused:
         check_config(override_config(sound, changes), device_count=8)
     assert message in str(refused.value)
+
+
+@pytest.mark.parametrize(("changes", "package"), [({"wandb": "offline"}, "wandb"), ({"trackio": True}, "trackio")])
+def test_a_tracker_that_is_not_installed_is_refused_with_the_command_that_installs_it(
+    sound, changes, package, monkeypatch, tmp_path
+):
+    check_config(sound)  # and what that imports
+    (tmp_path / package).mkdir()  # a directory of that name, such as W&B leaves behind, is not the package
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    monkeypatch.delitem(sys.modules, package, raising=False)
+    asked = override_config(sound, {f"logging.{name}": value for name, value in changes.items()})
+    with pytest.raises(ConfigError, match=rf"logging.{package}: .* is not installed: pip install 'pirl\[{package}\]'"):
+        check_config(asked)
 
 
 def test_a_checkpoint_may_be_a_run_and_then_its_newest_policy_is_meant(sound, tmp_path):

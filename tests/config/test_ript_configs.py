@@ -41,7 +41,11 @@ def sound(tmp_path):
         ({"rollout.discount": 0.0}, "rollout.discount = 0.0 should be above 0, and 1 at most."),
         ({"rollout.discount": 1.1}, "rollout.discount = 1.1 should be above 0, and 1 at most."),
         ({"rollout.seed": 0}, "rollout.seed and evaluation.seed are both 0"),
-        ({"rollout.ray_address = auto is for --rollout.backend ray": "auto"}, "rollout.ray_address"),
+        (
+            {"evaluation.seed": 1001},
+            "the policy would practise on what it is measured by. Set --evaluation.seed to less",
+        ),
+        ({"rollout.ray_address": "auto"}, "rollout.ray_address = auto is for --rollout.backend ray"),
         ({"env": None}, "evaluation and rollouts need an environment: name one with --env.id"),
         (
             {"env": None, "evaluation.every": 0},

@@ -591,8 +591,8 @@ def test_what_will_be_written_is_announced(tmp_path, caplog, capsys, progress):
         open_frames(make_source(tmp_path), ["top", "wrist"], config(tmp_path), progress=progress)
     screen = capsys.readouterr().err
     told, other = (screen, caplog.text) if progress else (caplog.text, screen)
-    size = 2 * sum(LENGTHS) * 24 * 32 * 3 / 2**20
-    said = f"frame cache for me/fake: 2 cameras x 26 frames at 24x32 = {size:.1f} MiB in {tmp_path / 'cache'} ("
+    size = 2 * sum(LENGTHS) * 24 * 32 * 3 / 2**10
+    said = f"frame cache for me/fake: 2 cameras x 26 frames at 24x32 = {size:.1f} KiB in {tmp_path / 'cache'} ("
     assert said in told
     assert "GiB free" in told
     assert said not in other

@@ -205,7 +205,9 @@ def test_dense_rewards_do_not_tell_success_but_can_be_used_raw(tmp_path, rewards
 def test_episodes_whose_rewards_are_not_understood_are_never_called_successes(tmp_path, rewards):
     dataset = recorded(tmp_path, {"next.reward": rewards})
     message = complaint(dataset, OutcomeConfig(unlabelled="success"))
-    for way_out in ("pirl data label", "success column", "--reward raw"):
+    assert f"{dataset.name} does not tell how its episodes ended:" in message
+    assert "cannot be read" not in message
+    for way_out in ("pirl data label", "success_column", "set reward to raw"):
         assert way_out in message
     assert "unlabelled" not in message
     assert read_outcomes(dataset, OutcomeConfig("raw", unlabelled="success")).success.tolist() == [-1, -1]
@@ -402,7 +404,7 @@ def test_a_labelled_reward_is_the_raw_reward_of_the_last_step(tmp_path):
     for unlabelled in ("error", "success"):
         message = complaint(alone, OutcomeConfig("sparse", unlabelled=unlabelled))
         assert "1 episode says nothing about success (0)" in message
-        assert "--reward raw" in message
+        assert "set reward to raw" in message
 
 
 def test_labels_go_by_episode_number_where_numbers_have_gaps(tmp_path):

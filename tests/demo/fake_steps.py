@@ -5,6 +5,7 @@ import sys
 from pirl.demo.display import Display
 from pirl.demo.running import run_steps
 from pirl.demo.steps import Step, all_steps
+from pirl.processes import alone_in
 
 # Writes when it began and ended, and on which cores; then its result. Ctrl-C leaves a mark, and ends it.
 WORK = """
@@ -33,5 +34,6 @@ def work(place, name, seconds=0.0, program=WORK):
 
 
 def go(stages, out, **options):
-    with Display(list(all_steps(stages))) as display:
-        return run_steps(stages, out, display, **options)
+    out.mkdir(parents=True, exist_ok=True)
+    with alone_in(out, "pirl demo", "steps") as lock, Display(list(all_steps(stages))) as display:
+        return run_steps(stages, out, display, lock, **options)

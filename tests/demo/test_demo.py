@@ -64,7 +64,7 @@ def test_two_demos_do_not_share_a_directory(tmp_path):
     config = configure(ACRLPD, out=tmp_path / "demo")
     with (
         open_directory(config, overwrite=False),
-        pytest.raises(DataError, match="another `pirl demo` works"),
+        pytest.raises(DataError, match=f"another `pirl demo` .process {os.getpid()}. works in"),
         open_directory(config, overwrite=False),
     ):
         pass
@@ -205,6 +205,15 @@ def test_what_to_run_next_is_what_pirl_understands(practised):
     assert str(practised.run("ript") / "checkpoints/policy/400") in commands[2]
     assert check.check
     assert train.preset in list_configs()
+
+
+def test_what_to_run_next_can_be_pasted_whatever_the_directory_is_called(practised):
+    named = replace(practised, out=Path("my demos; really"))
+    watch, compare, check, _ = (shlex.split(line) for line in next_commands(named, {"ript": {"step": 400}}))
+    ript = str(named.run("ript"))
+    assert watch[-3:] == [ript, "--out", f"{named.out}/film.gif"]
+    assert compare == ["pirl", "eval", str(named.run("filtered_bc")), ript]
+    assert check == ["pirl", "convert", f"{ript}/checkpoints/policy/400", "--check"]
 
 
 def test_the_headline_claims_no_more_than_was_measured(measured):

@@ -14,7 +14,9 @@ from pirl.demo.commands import shown
 from pirl.demo.curves import draw_curves
 from pirl.demo.plan import configure
 from pirl.demo.plans import PLANS
+from pirl.demo.progress import iterations_made, steps_practised
 from pirl.demo.steps import all_steps
+from pirl.errors import DataError
 from pirl.report import Curve, Run, seen_against
 
 
@@ -108,6 +110,16 @@ def test_a_run_of_ript_is_whole_after_its_last_iteration(tmp_path):
     assert not step.is_whole()
     save(config.run("ript"), 500, *practice(iterations, 20))
     assert step.is_whole()
+
+
+def test_a_damaged_log_is_named(tmp_path):
+    config = configure(PLANS["ript"], out=tmp_path / "demo")
+    save(config.run("ript"), 500, *practice(2, 10))
+    log = config.run("ript") / "metrics.jsonl"
+    log.write_text("oh\n" + log.read_text())
+    for ask in (iterations_made, steps_practised):
+        with pytest.raises(DataError, match="metrics.jsonl, line 1 is not JSON"):
+            ask(config.run("ript"))
 
 
 def test_controls_of_a_ript_that_learned_nothing_make_one_update(tmp_path):

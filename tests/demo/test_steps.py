@@ -132,14 +132,17 @@ except KeyboardInterrupt:
 """
 
 
+def start_demo(tmp_path, programs=(), grace=30.0):
+    program = PROGRAM.format(tests=str(Path(__file__).parent), programs=tuple(programs), grace=grace)
+    places = [str(tmp_path / "work"), str(tmp_path / "out")]
+    return subprocess.Popen([sys.executable, "-c", program, *places], stderr=subprocess.PIPE, text=True)
+
+
 @contextlib.contextmanager
 def demo_under_way(tmp_path, programs=(), grace=30.0):
     """A process with two lanes at work."""
     place = tmp_path / "work"
-    program = PROGRAM.format(tests=str(Path(__file__).parent), programs=tuple(programs), grace=grace)
-    with subprocess.Popen(
-        [sys.executable, "-c", program, str(place), str(tmp_path / "out")], stderr=subprocess.PIPE, text=True
-    ) as process:
+    with start_demo(tmp_path, programs, grace) as process:
         until = time.monotonic() + 60
         while not all((place / f"{name}.pid").exists() for name in ("left", "right")) and time.monotonic() < until:
             time.sleep(0.05)
@@ -194,6 +197,24 @@ def test_a_second_interruption_does_not_wait(tmp_path):
         process.communicate(timeout=20)
     assert process.returncode == 130
     assert not any(map(is_alive, children))
+
+
+def test_after_kill_9_the_steps_that_were_left_are_waited_for_and_not_begun_beside_them(tmp_path):
+    with demo_under_way(tmp_path) as (process, children):
+        process.kill()
+        process.wait(10)
+        with start_demo(tmp_path) as again:
+            assert "waiting for the steps that were left at work in" in again.stderr.readline()
+            assert all(map(is_alive, children))
+            assert sorted(calls(tmp_path / "work")) == ["left", "right"]
+            for child in children:
+                os.kill(child, signal.SIGINT)
+            until = time.monotonic() + 30
+            while len(calls(tmp_path / "work")) < 4 and time.monotonic() < until:
+                time.sleep(0.05)
+            again.send_signal(signal.SIGINT)
+            again.communicate(timeout=30)
+    assert sorted(calls(tmp_path / "work")) == ["left", "left resumed", "right", "right resumed"]
 
 
 def test_the_last_line_is_text_without_what_moves_a_cursor(tmp_path):

@@ -14,6 +14,7 @@ from fakes import LocalPool
 from pirl.envs import make_starts
 from pirl.envs.curriculum import Curriculum, CurriculumConfig
 from pirl.envs.groups import Context
+from pirl.envs.seeds import MEASURED
 from pirl.errors import CheckpointError, ConfigError
 
 DESCRIPTION = dataclasses.replace(LocalPool(1).description, tasks=("left", "right", "up"))
@@ -133,7 +134,7 @@ def test_with_new_states_every_time_it_is_the_tasks_that_have_rates() -> None:
 
 @pytest.mark.parametrize("initial_states", [None, 50])
 def test_nothing_is_practised_that_evaluations_measure(initial_states: int | None) -> None:
-    measured = {start.seed for seed in range(20) for start in make_starts(DESCRIPTION, 500, seed)}
+    measured = {start.seed for seed in (*range(20), MEASURED - 1) for start in make_starts(DESCRIPTION, 500, seed)}
     curriculum = Curriculum(CurriculumConfig(initial_states), DESCRIPTION, 3)
     assert not measured & {context.seed for context in draw(curriculum, 0, 150)}
 

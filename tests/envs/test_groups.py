@@ -380,7 +380,7 @@ def test_workers_killed_on_the_way_cost_one_attempt_each(pool: ProcessPool) -> N
         clean = roll(local, WILD, points(), **(options | {"groups": 12}))
     assert len(result.kept) == 3
     assert len(result.lost) == 3
-    assert all("killed by SIGKILL" in reason for reason in result.lost)
+    assert all("ended by SIGKILL" in reason for reason in result.lost)
     # What is left of the groups is what it would have been.
     undisturbed = {rollout.start: rollout for group in clean.kept + clean.dropped for rollout in group.attempts}
     for group in result.kept + result.dropped:

@@ -180,7 +180,7 @@ def test_a_run_means_its_newest_policy(tmp_path: Path) -> None:
     policies.mkdir(parents=True)
     with pytest.raises(CheckpointError, match="has not written a policy yet"):
         find_policy(tmp_path)
-    for name in ("9", "100", "20", ".101.partial", "notes"):
+    for name in ("9", "100", "20", ".101.partial", "notes", "10²", "1٠١", "0200"):
         (policies / name).mkdir()
     (policies / "1000").write_text("a file")
     assert find_policy(tmp_path) == policies / "100"

@@ -3,6 +3,7 @@
 import subprocess
 import sys
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from fakes import POINT, Point
 from pirl.envs import EnvAdapter, EnvConfig, list_envs, make_env
 from pirl.envs.known import KNOWN, register_envs
 from pirl.envs.options import list_options
+from pirl.envs.registry import EnvEntry, find_env_class, with_render_size
 from pirl.errors import ConfigError
 
 
@@ -25,6 +27,7 @@ def make_point(**options: Any) -> Point:
 def test_texts_become_what_the_constructor_wants() -> None:
     env = make_point(size="16", speed="0.5", colour="grey", names="a, b", limit="none", shy="false")
     assert (env.size, env.speed, env.colour, env.names, env.max_steps) == (16, 0.5, "grey", ("a", "b"), 1000)
+    assert make_point(size="1.6e1").size == make_point(size=16.0).size == 16
     env = make_point(size=16, speed=1, colour="grey", names=["a"], limit=None)
     assert (env.size, env.speed, env.names, env.max_steps) == (16, 1.0, ("a",), 1000)
     assert type(env.speed) is float
@@ -36,17 +39,24 @@ def test_texts_become_what_the_constructor_wants() -> None:
         ({"sise": 3}, r"no option 'sise'. Did you mean size\? It has size, speed, colour, shy, slow, names, limit\."),
         ({"size": "3.5"}, r"size should be a whole number; it is '3\.5'\."),
         ({"size": True}, r"size should be a whole number; it is True\."),
-        ({"size": 3.0}, r"size should be a whole number"),
+        ({"size": 3.5}, r"size should be a whole number"),
+        ({"speed": "nan"}, r"speed should be a number; it is 'nan'\."),
         ({"speed": "fast"}, r"speed should be a number; it is 'fast'\."),
         ({"shy": "maybe"}, r"shy should be true or false; it is 'maybe'\."),
         ({"colour": "red"}, r"colour should be white or grey; it is 'red'\."),
         ({"limit": "x"}, r"limit should be a whole number or none; it is 'x'\."),
-        ({"names": 3}, r"names should be a list of text with commas between; it is 3\."),
+        ({"names": 3}, r"names should be a list of texts with commas between; it is 3\."),
     ],
 )
 def test_an_option_that_does_not_fit_is_named(options: dict[str, Any], complaint: str) -> None:
     with pytest.raises(ConfigError, match=complaint):
         make_point(**options)
+
+
+@pytest.mark.parametrize("entry", list_envs(), ids=lambda entry: entry.alias)
+def test_there_is_one_render_mode(entry: EnvEntry) -> None:
+    (kind,) = (option.kind for option in entry.options if option.name == "render_mode")
+    assert kind == "rgb_array"
 
 
 def test_options_are_told_with_their_help() -> None:
@@ -124,6 +134,29 @@ def test_options_of_a_foreign_environment_are_literals_where_they_are_ones(adapt
     assert env.max_steps == 7
     with pytest.raises(ConfigError, match="CartPole-v1 does not take these options: .*'gravitas'"):
         make_env(EnvConfig("CartPole-v1", f"{adapter_file}:Pole", {"gravitas": "1"}))
+
+
+def test_an_environment_as_flags_is_read_back_as_the_same(adapter_file: Path) -> None:
+    known = EnvConfig(POINT, options={"size": 16, "speed": 0.5, "shy": False, "names": ("a", "b"), "limit": None})
+    assert find_env_class(_from_flags(known.flags()))[1] == known.options
+    values = {"number": 7, "yes": True, "nothing": None, "word": "rgb_array", "digits": "7", "pair": [1, "x"]}
+    foreign = EnvConfig("CartPole-v1", f"{adapter_file}:Pole", values)
+    assert find_env_class(_from_flags(foreign.flags()))[1] == values
+
+
+def _from_flags(flags: Sequence[str]) -> EnvConfig:
+    """As the command line reads them."""
+    said = dict(zip(flags[::2], flags[1::2], strict=True))
+    name, adapter = said.pop("--env"), said.pop("--env.adapter", None)
+    options = {flag.removeprefix("--env.").replace("-", "_"): text for flag, text in said.items()}
+    return EnvConfig(name, adapter, options)
+
+
+def test_only_who_can_draw_in_any_size_is_asked_for_one() -> None:
+    assert with_render_size(EnvConfig("tabletop"), 99).options == {"render_size": 99}
+    chosen = EnvConfig("tabletop", options={"render_size": 64})
+    assert with_render_size(chosen, 99) == chosen
+    assert with_render_size(EnvConfig(POINT), 99) == EnvConfig(POINT)
 
 
 @pytest.mark.parametrize(

@@ -93,8 +93,8 @@ def test_the_expert_lives_in_the_worker_and_stops_with_the_episode(pool: Process
 def test_every_mishap_costs_one_episode_and_says_what_it_was(pool: ProcessPool) -> None:
     expected = {
         9001: "exit code 3",
-        9002: "killed by SIGKILL",
-        9003: "killed by SIGSEGV",
+        9002: "ended by SIGKILL",
+        9003: "ended by SIGSEGV",
         9004: "no answer within 2 s",
         9005: "ZeroDivisionError: the plane is torn",
         9007: "'state' holds nan",
@@ -173,7 +173,7 @@ def test_what_is_asked_wrongly_is_no_lost_episode(pool: ProcessPool) -> None:
 def test_an_environment_that_cannot_be_made_tells_the_parent_why() -> None:
     with pytest.raises(ConfigError, match=r"^the point is shy: pip install 'pirl\[courage\]'\.$"):
         open_pool(EnvConfig(POINT, options={"shy": "yes"}), 1)
-    with pytest.raises(EnvError, match="could not be made: the environment's process ended: exit code 9"):
+    with pytest.raises(EnvError, match="could not be made: the environment's process is gone: exit code 9"):
         open_pool(EnvConfig(UNMAKEABLE), 1)
 
 

@@ -78,6 +78,7 @@ def test_a_prompt_that_is_too_long_is_refused_by_name(caplog):
 
 
 def test_the_file_is_found_by_path_variable_or_cache(tmp_path, monkeypatch):
+    monkeypatch.delenv("PIRL_CACHE", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("OPENPI_DATA_HOME", str(tmp_path / "openpi"))
     monkeypatch.delenv("PIRL_TOKENIZER", raising=False)
@@ -95,6 +96,12 @@ def test_the_file_is_found_by_path_variable_or_cache(tmp_path, monkeypatch):
     assert find_tokenizer() == places[1]
     monkeypatch.delenv("PIRL_TOKENIZER")
     assert find_tokenizer() == places[2]
+    monkeypatch.setenv("PIRL_CACHE", str(tmp_path / "chosen"))
+    assert find_tokenizer() == places[3], "there is none in the cache that was chosen"
+    (tmp_path / "chosen").mkdir()
+    (tmp_path / "chosen" / places[2].name).write_bytes(b"x")
+    assert find_tokenizer() == tmp_path / "chosen" / places[2].name
+    monkeypatch.delenv("PIRL_CACHE")
     places[2].unlink()
     assert find_tokenizer() == places[3]
     with pytest.raises(UserError, match="is not a SentencePiece model"):
@@ -102,6 +109,7 @@ def test_the_file_is_found_by_path_variable_or_cache(tmp_path, monkeypatch):
 
 
 def test_an_absent_file_is_asked_for(tmp_path, monkeypatch):
+    monkeypatch.delenv("PIRL_CACHE", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setenv("OPENPI_DATA_HOME", str(tmp_path))
     monkeypatch.delenv("PIRL_TOKENIZER", raising=False)

@@ -16,16 +16,18 @@ import pytest
 from golden import content, needs_golden
 from pirl.agents.bc import BCConfig
 from pirl.agents.ript import RIPTConfig
-from pirl.config import get_config, override_config
+from pirl.config import check_layout, get_config, override_config
 from pirl.data import PolicyIO, load_robot
 from pirl.data.chunks import ChunkShape, cut_chunks
 from pirl.errors import ConfigError
 from pirl.models import Tokenizer
+from pirl.plan import planning
 from pirl.plan.compiling import abstract_agent, abstract_batch, abstract_setup, trace_update
 from pirl.plan.estimates import make_estimate
 from pirl.plan.flops import count_flops
-from pirl.plan.measuring import Measurement, check_layout, measure, other_batch, to_plain
+from pirl.plan.measuring import Measurement, measure, other_batch, to_plain
 from pirl.plan.memory import Fit, fit_line, read_exhausted, state_device_bytes
+from pirl.plan.planning import cache_key
 from pirl.plan.topologies import Topology, parse_topology
 from pirl.training import sharding
 from pirl.training.dry_run import kind_of, peak_bytes
@@ -172,6 +174,28 @@ def test_what_cannot_be_divided_is_refused_with_what_can():
     with pytest.raises(ConfigError, match="fsdp_devices = 3 should divide the number of devices, 8"):
         check_layout(tiny(fsdp_devices=3), 8)
     check_layout(tiny(), 8)
+
+
+def test_a_robot_that_was_edited_is_planned_anew(tmp_path):
+    file, robot = tmp_path / "robot.json", load_robot("tabletop_state").to_dict()
+    file.write_text(json.dumps(robot))
+    config, topology = tiny(data__robot=str(file)), parse_topology("h100:8")
+    before = cache_key(config, topology)
+    assert cache_key(config, topology) == before
+    file.write_text(json.dumps(robot | {"action_dim": 2}))
+    assert cache_key(config, topology) != before
+
+
+@pytest.mark.parametrize("room", ["agents", "config", "data", "models", "training"])
+def test_what_was_compiled_from_other_sources_is_compiled_anew(room, tmp_path, monkeypatch):
+    (tmp_path / "plan").mkdir()
+    (tmp_path / room).mkdir()
+    monkeypatch.setattr(planning, "__file__", str(tmp_path / "plan" / "planning.py"))
+    digests = []
+    for source in ("width = 7", "width = 8", "width = 7"):
+        (tmp_path / room / "shapes.py").write_text(source)
+        digests.append(planning._sources.__wrapped__())
+    assert digests[0] == digests[2] != digests[1]
 
 
 def test_the_second_batch_is_half_the_first_or_twice():

@@ -1,7 +1,10 @@
 """Names of machines are understood, and misunderstandings are answered."""
 
+import importlib.util
+
 import pytest
 
+from pirl import memory
 from pirl.errors import ConfigError
 from pirl.plan import topologies
 from pirl.plan.topologies import CHIPS, GIB, check_topology, environment, find_devices, parse_topology
@@ -43,7 +46,7 @@ def test_a_slip_is_named_with_what_was_meant(text, words):
 
 
 def test_tpus_without_their_compiler_are_refused_with_what_to_install(monkeypatch):
-    monkeypatch.setattr(topologies.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"pip install 'pirl\[plan\]'"):
         check_topology(parse_topology("v5e:2x4"))
     check_topology(parse_topology("h100:8"))
@@ -60,6 +63,16 @@ def test_memory_is_less_than_is_written_on_the_box():
     sizes = {"v5e": 16, "v6e": 32, "v5p": 96, "h100": 80, "a100": 80, "a100-40": 40, "l40s": 48, "rtx4090": 24}
     for name, size in sizes.items():
         assert 0.8 * size * GIB < CHIPS[name].memory < size * GIB, name
+
+
+def test_the_memory_of_this_machine_is_what_its_container_lets_it_have(monkeypatch, tmp_path):
+    files = {"memory.max": GIB, "memory.current": 0, "memory.stat": "anon 5"}
+    for name, text in files.items():
+        (tmp_path / name).write_text(f"{text}\n")
+    whole = parse_topology("cpu:2").chip.memory
+    monkeypatch.setattr(memory, "_GROUPS", (tuple(tmp_path / name for name in files),))
+    assert parse_topology("cpu:2").chip.memory == GIB / 2 < whole
+    assert topologies.resolve_here(parse_topology("here")).chip.memory == GIB / 8
 
 
 def test_simulated_devices_are_asked_for_before_jax_starts():

@@ -303,6 +303,36 @@ def test_what_cannot_be_read_is_refused(tmp_path, damage, said):
     assert "\n" not in str(refused.value)
 
 
+@pytest.mark.parametrize(
+    ("config", "metadata", "said"),
+    [
+        ({"online": {"env_steps": "lots"}}, {}, "0 of ? environment steps."),
+        ({"online": {"env_steps": float("inf")}}, {}, "0 of ? environment steps."),
+        ({"steps": float("nan")}, {}, "100 of ? updates."),
+        ({"agent": ["bc"]}, {}, "100 of 100 updates."),
+        ({}, {"parameters": ["x"], "versions": "all"}, "100 of 100 updates."),
+        ({}, {"parameters": {"policy": "a"}, "versions": {"jax": None}}, "100 of 100 updates."),
+    ],
+)
+def test_what_makes_no_sense_in_a_run_is_left_open(tmp_path, config, metadata, said):
+    run = make_run(tmp_path / "mine", learning(), config=config, **metadata)
+    assert said in lead(page(run))
+    page(run, make_run(tmp_path / "other", learning()))
+
+
+@pytest.mark.parametrize(
+    "damage", [{"eval/success": 1.5}, {"eval/success": -1.0}, {"eval/success": 0.5, "eval/episodes": -3}]
+)
+def test_an_evaluation_that_cannot_be_is_no_reason_to_show_nothing(tmp_path, damage):
+    run = make_run(tmp_path / "mine", [*learning(), evaluation(50, 150), {"step": 100, **damage}])
+    assert "Success" in lead(page(run))
+
+
+def test_steps_that_were_not_counted_are_no_steps(tmp_path):
+    run = make_run(tmp_path / "mine", [*learning(), {"step": 100, "online/env_steps": None}])
+    assert read_facts(run).env_steps is None
+
+
 def test_a_directory_of_runs_names_them(tmp_path):
     make_run(tmp_path / "sweep" / "trial-000", learning())
     with pytest.raises(DataError, match="There are runs in it: .*trial-000"):

@@ -3,6 +3,7 @@
 import sys
 from pathlib import Path
 
+from pirl.config import get_config
 from pirl.sweep.halving import Halving
 from pirl.sweep.knobs import Knob, Range
 from pirl.sweep.plan import SweepPlan
@@ -16,6 +17,7 @@ def plan_in(runs, *rates, rungs=(2, 4, 8), **changes):
     values = {
         "name": "some/sweep",
         "directory": runs / "some" / "sweep",
+        "base": get_config("demo_bc"),
         "train": ("demo_bc",),
         "given": {"runs_dir": str(runs)},
         "length_field": "steps",

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -231,6 +232,12 @@ def test_another_sweep_under_the_same_name_is_refused_and_overwrite_begins_anew(
         sweep(other, resume=True)
     sweep(other, overwrite=True)
     assert calls(tmp_path)[2:] == ["trial-000 to 1", "trial-001 to 1"]
+    # The same arguments, but the file or the preset that they name has changed: what is new could not be compared.
+    changed = replace(other, base=override_config(other.base, {"batch_size": 7}))
+    with pytest.raises(DataError, match=rf"config.batch_size: {other.base.batch_size} before, 7 now"):
+        sweep(changed, resume=True)
+    elsewhere = replace(other, base=override_config(other.base, {"runs_dir": "elsewhere"}))
+    assert len(sweep(elsewhere, resume=True)) == 2
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine/file").touch()
     for options in ({}, {"resume": True}, {"overwrite": True}):
@@ -239,6 +246,18 @@ def test_another_sweep_under_the_same_name_is_refused_and_overwrite_begins_anew(
     assert (tmp_path / "mine/file").exists()
     with pytest.raises(DataError, match="nothing to resume"):
         sweep(plan_in(tmp_path, directory=tmp_path / "none"), resume=True)
+
+
+@needs_optuna
+def test_a_sweep_that_did_not_write_its_configuration_down_goes_on_and_then_does(tmp_path):
+    plan = plan_in(tmp_path, "1e-3", "1e-4", rungs=(1,))
+    trials = sweep(plan)
+    file = plan.directory / "sweep.json"
+    record = json.loads(file.read_text())
+    config = record["settings"].pop("config")
+    file.write_text(json.dumps(record))
+    assert sweep(plan, resume=True) == trials
+    assert json.loads(file.read_text())["settings"]["config"] == config
 
 
 # --- checks ------------------------------------------------------------------------------------------------------

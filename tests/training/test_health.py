@@ -174,6 +174,20 @@ def test_an_update_is_looked_at_when_the_next_one_has_been_given_to_the_device(t
     assert health.skipped == 1
 
 
+def test_a_policy_that_did_not_move_is_no_reason(tmp_path: Path) -> None:
+    resting = {
+        "loss": jnp.float32(math.nan),
+        "grad_norm/policy": jnp.float32(math.nan),
+        "actor/moves": jnp.float32(0.0),
+    }
+    health = health_of(tmp_path)
+    for step, moves in ((1, 0.0), (2, 1.0)):
+        health.check(step, resting | {"actor/moves": jnp.float32(moves), "skipped": jnp.float32(1.0)}, BATCH)
+    health.finish()
+    reasons = [json.loads(file.read_text())["reason"] for file in sorted((tmp_path / "bad_batches").glob("*.json"))]
+    assert reasons == ["loss is nan", "loss is nan, grad_norm/policy is nan"]
+
+
 def test_updates_that_were_compiled_into_one_are_judged_one_by_one(tmp_path: Path) -> None:
     health = health_of(tmp_path)
     metrics = {"loss": jnp.array([1.0, jnp.inf, 1.0]), "skipped": jnp.array([0.0, 1.0, 0.0])}

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
+from pirl.memory import HostMemory
 from pirl.training import memory
-from pirl.training.memory import HostMemory, MemoryMonitor, live_bytes, read_host
+from pirl.training.memory import MemoryMonitor, live_bytes
 from pirl.training.sharding import make_mesh
 
 GIB = 2**30
@@ -67,26 +68,6 @@ def test_a_device_that_keeps_an_account_is_believed(monkeypatch):
     assert values["memory/update/device"] == values["memory/update/device_1"] == 2
     assert values["memory/update/device_0"] == 1
     assert values["memory/update/device_peak"] == 3
-
-
-def test_the_host_s_memory_grows_by_what_is_taken():
-    before = read_host()
-    filled = np.ones(64 << 20, np.uint8)
-    after = read_host()
-    assert 48 << 20 < after.used - before.used < 80 << 20
-    assert after.peak >= after.used
-    assert 0 < after.available < after.total
-    assert filled.size
-
-
-def test_a_container_s_limit_counts(monkeypatch, tmp_path):
-    contents = {"memory.max": GIB, "memory.current": GIB // 2, "memory.stat": f"anon 5\ninactive_file {GIB // 4}"}
-    for name, text in contents.items():
-        (tmp_path / name).write_text(f"{text}\n")
-    monkeypatch.setattr(memory, "_GROUPS", (tuple(tmp_path / name for name in contents),))
-    assert (read_host().total, read_host().available) == (GIB, GIB - GIB // 4)
-    (tmp_path / "memory.max").write_text("max\n")
-    assert read_host().total > GIB
 
 
 def test_a_nearly_full_host_is_said_once(monkeypatch, caplog):

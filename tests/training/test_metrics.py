@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from pirl.config.parts import LoggingConfig
 from pirl.errors import ConfigError
 from pirl.training.metrics import MetricsLog
-from pirl.training.writers import JsonLines, check_trackers
+from pirl.training.writers import JsonLines
 
 FILES_ONLY = LoggingConfig(every=10, tensorboard=False)
 
@@ -37,9 +37,10 @@ def test_a_mean_is_of_the_updates_that_computed_the_value(tmp_path: Path) -> Non
         log.add(scalars(loss=1.0, actor__loss=math.nan, never=math.nan))
         log.add(scalars(loss=3.0, actor__loss=5.0, never=math.nan))
         log.add(scalars(loss=8.0, actor__loss=math.nan, never=math.nan))
-        returned = log.flush(3, {"online/env_steps": 20_000_001})
-    assert returned == {"loss": 4.0, "actor/loss": 5.0, "online/env_steps": 20_000_001}
-    assert lines(tmp_path / "metrics.jsonl") == [{"step": 3, **returned}]
+        returned = log.flush(3)
+        log.write(4, {"online/env_steps": 20_000_001})
+    assert returned == {"loss": 4.0, "actor/loss": 5.0}
+    assert lines(tmp_path / "metrics.jsonl") == [{"step": 3, **returned}, {"step": 4, "online/env_steps": 20_000_001}]
 
 
 def test_a_skipped_update_is_counted_and_its_values_are_left_out(tmp_path: Path) -> None:
@@ -147,18 +148,6 @@ def test_adding_does_not_wait_for_the_device(tmp_path: Path) -> None:
         assert log.flush(2) == {"loss": 1.0}
 
 
-@pytest.mark.parametrize(("config", "package"), [({"wandb": "offline"}, "wandb"), ({"trackio": True}, "trackio")])
-def test_a_tracker_that_is_not_installed_is_refused_with_the_command_that_installs_it(
-    config: dict[str, Any], package: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    (tmp_path / package).mkdir()  # a directory of that name is not the package
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [str(tmp_path)])
-    monkeypatch.delitem(sys.modules, package, raising=False)
-    with pytest.raises(ConfigError, match=rf"pip install 'pirl\[{package}\]'"):
-        check_trackers(LoggingConfig(tensorboard=False, **config))
-
-
 class FakeService:
     """W&B's or Trackio's module, as far as it is used: keeps what it is told."""
 
@@ -171,6 +160,8 @@ class FakeService:
         self.finished = 0
         self.refuses = refuses
         self.url = "https://example.org/run"
+        self.step = 0
+        self.axes: dict[str, str | None] = {}
 
     def Settings(self, **options: Any) -> dict[str, Any]:
         return options
@@ -182,8 +173,15 @@ class FakeService:
         self.id = options.get("id")
         return self
 
-    def log(self, values: dict[str, float], step: int) -> None:
-        self.logged.append((step, values))
+    def define_metric(self, name: str, step_metric: str | None = None) -> None:
+        self.axes[name] = step_metric
+
+    def log(self, values: dict[str, float], step: int | None = None) -> None:
+        if step is None:
+            step = self.step + 1
+        if step >= self.step:  # what is behind is not taken
+            self.step = step
+            self.logged.append((int(values.pop("step", step)), values))
 
     def finish(self) -> None:
         self.finished += 1
@@ -227,6 +225,22 @@ def test_trackers_get_what_the_files_get_and_resume_the_same_run(
         assert service.runs[2]["id"] != first["id"]
     else:
         assert (first["resume"], second["resume"]) == ("never", "allow")
+
+
+def test_wandb_shows_what_a_run_measured_after_it_went_back(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    service = FakeService()
+    install(monkeypatch, "wandb", service)
+    with MetricsLog(tmp_path / "fold1", LoggingConfig(tensorboard=False, wandb="online")) as log:
+        log.write(10, {"loss": 1.0})
+        position = log.position()
+        log.write(20, {"loss": 9.0})
+        log.rewind(position)
+        log.write(15, {"loss": 2.0})
+        log.write_timing(15, {"steps_per_second": 4.0})
+        log.write(20, {"loss": 3.0})
+    curve = [(step, values["loss"]) for step, values in service.logged if "loss" in values]
+    assert curve == [(10, 1.0), (20, 9.0), (15, 2.0), (20, 3.0)]
+    assert service.axes == {"step": None, "*": "step"}
 
 
 def test_what_wandb_refuses_is_said_with_a_remedy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -2,19 +2,24 @@
 
 import dataclasses
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
+from toy_learner import ToyAgent
+from training_runs import assert_same_run, values_of
 
 from eval_fakes import ROBOT as WALKER
 from eval_fakes import CorridorPool, Walker
 from pirl.config import OnlineConfig
-from pirl.data import ChunkSampler, ChunkShape, PolicyIO, ReplayBuffer
+from pirl.data import ChunkSampler, ChunkShape, PolicyIO, ReplayBuffer, get_robot, replay_episodes
 from pirl.data.lerobot.dataset import open_dataset
 from pirl.data.outcomes import OutcomeConfig, read_outcomes
 from pirl.envs.rollouts import make_starts
-from pirl.models import get_model_config
+from pirl.interop import NormStats, save_checkpoint
+from pirl.models import abstract_model, get_model_config, get_parameters
 from pirl.training.online import OnlinePractice
 from pirl.training.setup import set_up
+from pirl.training.trainer import train
 
 MODEL = dataclasses.replace(get_model_config("tiny_state"), action_dim=8, action_horizon=4, max_token_len=0)
 BLIND = dataclasses.replace(WALKER, cameras={})
@@ -134,3 +139,48 @@ def test_half_of_every_batch_is_prior_data(configure, tmp_path):
     for step in range(5):
         rewards = sampler.batch(step).rewards
         assert np.sum(rewards[:, 0] == 77.0) == len(rewards) // 2
+
+
+@pytest.mark.usefixtures("toy")
+def test_pictures_that_are_left_on_disk_are_learned_from_alike(configure, tmp_path, monkeypatch):
+    """Two runs whose learner looks at the pictures, one of which reads each from a file, end in the same bits."""
+    model, robot = get_model_config("tiny"), get_robot("tabletop")
+    widths = (("state", robot.state_dim), ("actions", robot.action_dim))
+    plain = {name: NormStats(np.zeros(n), np.ones(n), -np.ones(n), np.ones(n)) for name, n in widths}
+    shapes = get_parameters(abstract_model(model))
+    zeros = {path: jnp.zeros(leaf.shape, leaf.dtype) for path, leaf in shapes.items()}
+    save_checkpoint(tmp_path / "start", zeros, model, norm_stats={robot.name: plain})
+    blind, read, from_files = ToyAgent.update, replay_episodes._read_picture, []
+
+    def update(agent, batch, rng):
+        brightness = sum(jnp.mean(image.astype(jnp.float32)) for image in batch.observations.images.values())
+        return blind(agent, dataclasses.replace(batch, rewards=batch.rewards + brightness), rng)
+
+    def count(file, *place):
+        from_files.append(file)
+        return read(file, *place)
+
+    monkeypatch.setattr(ToyAgent, "update", update)
+    monkeypatch.setattr(replay_episodes, "_read_picture", count)
+    counts = []
+    for name, in_memory in (("memory", True), ("disk", False)):
+        config = configure(
+            model__preset="tiny",
+            env__observation="pixels",
+            data__robot="tabletop",
+            data__repo_id=None,
+            data__norm_stats="checkpoint",
+            data__validation_fraction=0.0,
+            validation_every=0,
+            evaluation__every=0,
+            checkpoints__best_metric=None,
+            checkpoint=str(tmp_path / "start"),
+            from_scratch=False,
+            steps=0,
+            online__prior_ratio=0.0,
+            online__in_memory=in_memory,
+        )
+        assert train(config, exp_name=name) == 0
+        counts.append(len(from_files))
+    assert counts[0] == 0 < counts[1]
+    assert_same_run(tmp_path / "disk", tmp_path / "memory", max(values_of(tmp_path / "disk", "loss")))

@@ -68,6 +68,7 @@ def toy_reference(data, shared_directory):
     return run, max(values_of(run, "loss"))
 
 
+@pytest.mark.slow
 def test_killed_at_random_moments_it_comes_to_the_same_bits(data, toy_reference, tmp_path):
     reference, last = toy_reference
     run, chance, total = tmp_path / "run", random.Random(0), lines_in(reference)

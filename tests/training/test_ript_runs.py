@@ -21,9 +21,10 @@ from pirl.cli.main import main
 from pirl.config import debug_config
 from pirl.data import ReplayBuffer, open_dataset
 from pirl.data.outcomes import OutcomeConfig, read_outcomes
-from pirl.errors import ConfigError, TrainingError
+from pirl.errors import CheckpointError, ConfigError, TrainingError
 from pirl.training import iterations
 from pirl.training.dry_run import dry_run
+from pirl.training.iteration_health import IterationHealth, Problem
 from pirl.training.trainer import train
 
 # A run that looks at whether success collapses.
@@ -199,6 +200,15 @@ def test_evaluations_and_checkpoints_count_iterations(practise, tmp_path):
     assert saved(run) == [0, ends[1], ends[3]], "and the policy that it began with"
 
 
+def test_what_is_kept_for_good_counts_iterations_too(practise, tmp_path):
+    config = practise(
+        checkpoints__max_to_keep=1, checkpoints__keep_period=2, rollout__iterations=5, health__action="stop"
+    )
+    train(config, exp_name="run")
+    ends = [*values_of(tmp_path / "run", "rollout/drift")]
+    assert saved(tmp_path / "run") == [ends[1], ends[3], ends[4]]
+
+
 # --- when an iteration does not go well -------------------------------------------------------------------------------
 
 
@@ -295,6 +305,24 @@ def test_a_drift_beyond_its_limit_leads_back(practise, tmp_path):
     with pytest.raises(TrainingError, match="the policy has drifted by .*, beyond health.max_drift = 1e-06"):
         train(practise(health__max_drift=1e-6, health__max_rollbacks=1), exp_name="run")
     assert [entry["to"] for entry in rollbacks(tmp_path / "run")] == [0]
+
+
+def test_what_drift_is_measured_by_is_named_when_it_is_damaged(practise, tmp_path):
+    train(practise(rollout__iterations=1), exp_name="run")
+    probe = tmp_path / "run" / "drift_probe.npz"
+    probe.write_bytes(probe.read_bytes()[:-100])
+    with pytest.raises(CheckpointError, match="drift_probe.npz holds what the drift .* cannot be read"):
+        train(practise(rollout__iterations=2), exp_name="run", resume=True)
+
+
+def test_slow_rollouts_say_nothing_against_the_policy(practise, tmp_path, monkeypatch, capsys):
+    slow = Problem("rollouts have become slow", can_go_back=False)
+    monkeypatch.setattr(IterationHealth, "_judge_speed", lambda self, speed: slow)
+    train(practise(), exp_name="run")
+    assert "warning: rollouts have become slow" in capsys.readouterr().err
+    *_, good, last = values_of(tmp_path / "run", "rollout/drift")
+    state = tmp_path / "run" / "checkpoints" / "state" / str(last) / "state.json"
+    assert json.loads(state.read_text())["host"]["good_step"] == good, "the run could go back to it"
 
 
 # --- where there is nothing to learn ----------------------------------------------------------------------------------

@@ -18,13 +18,14 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 from builders import MICRO, random_model, random_parameters
-from pirl.config import CheckpointConfig
+from pirl.config import CheckpointConfig, get_config, override_config
 from pirl.errors import CheckpointError
 from pirl.interop import NormStats, load_policy, open_checkpoint
 from pirl.models import Pi0, get_parameters
 from pirl.run_files import saved_steps
 from pirl.training.checkpoints import Checkpoints
 from pirl.training.retention import make_room
+from pirl.training.rollbacks import Rollbacks
 from pirl.training.run import RunDirectory
 from pirl.training.sharding import make_mesh
 
@@ -164,10 +165,10 @@ def test_a_state_of_another_learner_is_refused_leaf_by_leaf(run):
 
 def test_an_absent_step_is_named(run):
     with Checkpoints(run, CheckpointConfig()) as checkpoints:
-        with pytest.raises(CheckpointError, match=r"there is no checkpoint in .*state\.$"):
+        with pytest.raises(CheckpointError, match=r"state has no state\.$"):
             checkpoints.restore(small(0))
         save(checkpoints, 1)
-        with pytest.raises(CheckpointError, match=r"no checkpoint of step 5 .* there are those of steps 1\."):
+        with pytest.raises(CheckpointError, match=r"has no state of step 5; it has 1\."):
             checkpoints.restore(small(0), step=5)
 
 
@@ -287,6 +288,32 @@ def test_the_newest_and_the_periodic_ones_are_kept(run):
     assert not list(run.checkpoints.rglob(".*"))
     for step in (2, 4, 5):
         load_policy(run.policies / str(step))
+
+
+def test_what_is_kept_for_good_is_counted_as_checkpoints_are(run):
+    """An iteration of RIPT makes as many updates as it finds something to learn from."""
+    with Checkpoints(run, CheckpointConfig(max_to_keep=1, keep_period=3)) as checkpoints:
+        for clock, step in enumerate((0, 40, 90, 110, 150, 200, 210, 290)):
+            checkpoints.save(step, small(step), HOST, POLICY, STATS, {}, {}, clock)
+    assert saved_steps(run.states) == saved_steps(run.policies) == [110, 210, 290]
+    for directory, file in ((run.states, "state.json"), (run.policies, "pirl.json")):
+        assert json.loads((directory / "210" / file).read_text())["clock"] == 6
+
+
+def test_all_hosts_go_by_what_the_first_one_sees(run):
+    """On a file system on a network others may see what was saved, or deleted, a little later."""
+    config = override_config(get_config("demo_ript"), {"health.max_rollbacks": 2})
+    with Checkpoints(run, CheckpointConfig(max_to_keep=9)) as checkpoints:
+        for step in (1, 2, 3):
+            save(checkpoints, step)
+        checkpoints.wait()
+        checkpoints._line.share = lambda make: [1, 2]
+        assert checkpoints.latest() == 2
+        restored, _, step = checkpoints.restore(small(0))
+        assert (step, int(restored["step"])) == (2, 2)
+        with pytest.raises(CheckpointError, match="no state of step 3; it has 1, 2"):
+            checkpoints.restore(small(0), step=3)
+        assert Rollbacks(config, run, checkpoints).begin(9, 9, "it was told to") == 2
 
 
 @pytest.mark.parametrize(
@@ -487,6 +514,7 @@ def killed_runs(tmp_path, *arguments):
     return [tuple(map(int, line.split())) for line in done.stdout.splitlines()]
 
 
+@pytest.mark.slow
 def test_a_process_killed_at_any_time_leaves_whole_checkpoints(tmp_path):
     *killed, last = killed_runs(tmp_path, "time", 0, 6)
     assert {code for code, _ in killed} == {-9}

@@ -77,6 +77,15 @@ def test_statistics_of_the_checkpoint_are_taken_by_name(configure, tmp_path):
     assert setup.norm_stats["two"]["state"].mean[0] == 2.0
     with pytest.raises(ConfigError, match="no statistics 'tow'. Did you mean two"):
         set_up(configure(**changes, data__asset_id="tow"))
+    with pytest.raises(
+        ConfigError, match="no statistics 'tabletop_state'. It has one, two: choose with --data.asset-id"
+    ):
+        set_up(configure(**changes))
+    for name, others in (("physical-intelligence/libero", {}), ("tabletop_state", {"one": statistics(1.0)})):
+        save_policy(tmp_path / "policy", policy, norm_stats={name: statistics(3.0), **others}, overwrite=True)
+        found = set_up(configure(**changes)).norm_stats
+        assert list(found) == [name], "the policy is exported as its statistics were found"
+        assert found[name]["state"].mean[0] == 3.0
 
 
 @pytest.mark.usefixtures("toy")

@@ -15,8 +15,8 @@ from pirl.config.train import RLTrainConfig
 from pirl.data.chunks import ChunkBatch
 from pirl.models import LoraConfig
 from pirl.models.critic import CriticConfig
-from pirl.training import setup as setups
 from pirl.training import sharding
+from pirl.training.learners import create_learner
 from pirl.training.records import named_leaves
 from pirl.training.setup import Setup, agent_shapes, agent_sharding
 from pirl.training.updates import compile_updates
@@ -102,7 +102,7 @@ def learn(agent, data, fsdp, steps, model=MODEL):
     """The losses of a few updates, and the learner after them, which has been looked after as to where it lies."""
     setup = lay_out(agent, data, fsdp, model)
     key = jax.random.key(3)
-    learner = jax.jit(lambda policy: setups._create(setup.config, REAL, policy, key))(random_model(model))
+    learner = jax.jit(lambda policy: create_learner(setup.config, REAL, policy, key))(random_model(model))
     if setup.mesh.size > 1:
         learner = jax.device_put(learner, agent_sharding(setup))
     update, losses = compile_updates(setup)[0], []
@@ -135,7 +135,14 @@ def alone(agent, steps, model):
     return learn(agent, 1, 1, steps, model)
 
 
-@pytest.mark.parametrize(("name", "mesh"), [("bc", (1, 8)), ("acrlpd", (2, 4)), ("ript", (4, 2))])
+@pytest.mark.parametrize(
+    ("name", "mesh"),
+    [
+        pytest.param("bc", (1, 8), marks=pytest.mark.slow),
+        ("acrlpd", (2, 4)),
+        ("ript", (4, 2)),
+    ],
+)
 def test_a_few_updates_are_the_same_on_eight_devices(name, mesh):
     assert_same(learn(LEARNERS[name], *mesh, 3, BLIND), alone(LEARNERS[name], 3, BLIND))
 

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import threading
 import time
 
 import numpy as np
@@ -14,6 +15,7 @@ from pirl.envs.planner import find_policy
 from pirl.errors import ConfigError, DataError, EnvError, TrainingError, UserError
 from pirl.interop import open_checkpoint
 from pirl.training.health import Health
+from pirl.training.online import OnlinePractice
 from pirl.training.setup import data_identity, set_up
 from pirl.training.trainer import train
 
@@ -132,6 +134,20 @@ def test_more_offline_steps_after_practice_are_all_made(configure, tmp_path):
     assert max(values_of(tmp_path / "run", "loss")) == 7 + online
     state = json.loads((tmp_path / "run" / "checkpoints" / "state" / str(7 + online) / "state.json").read_text())
     assert state["host"]["sampler"]["step"] == 7, "the data goes on where it was"
+
+
+def test_nothing_is_prepared_for_offline_updates_when_they_are_made(configure, monkeypatch):
+    names, collect = [], OnlinePractice.collect
+
+    def look(self, *given):
+        names.append({thread.name for thread in threading.enumerate()})
+        return collect(self, *given)
+
+    monkeypatch.setattr(OnlinePractice, "collect", look)
+    changes = {"evaluation__every": 0, "checkpoints__best_metric": None, "data__prefetch": 2}
+    train(configure(**changes, steps=3), exp_name="run")
+    assert names
+    assert not any("pirl-loader" in there for there in names)
 
 
 def test_what_does_not_improve_is_stopped_and_stays_so(configure, tmp_path, capsys):

@@ -67,7 +67,7 @@ def load(config: Any, sharding: Any) -> Pi0:
 
 
 # What to put in the place of which functions of pirl.training.setup.
-REPLACED = {"_create": create, "_load": load}
+REPLACED = {"create_learner": create, "_load": load}
 
 
 if __name__ == "__main__":

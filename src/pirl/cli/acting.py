@@ -2,18 +2,16 @@
 
 import contextlib
 import math
-import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
 from pirl.cli.console import default
-from pirl.cli.trained import agreed, in_flags, read_runs
+from pirl.cli.trained import agreed, in_flags, run_configs
 from pirl.envs.experts import ExpertConfig
 from pirl.errors import UserError
 from pirl.files import expand_home
@@ -142,7 +140,7 @@ class Acting(InEnvironment):
         """The configurations of runs among those who act, if anything is left to them."""
         if self.env is not None and self.execute_steps is not None:
             return {}
-        return read_runs([policy for policy in self.policies if policy != EXPERT])
+        return run_configs([policy for policy in self.policies if policy != EXPERT])
 
     def _trained_env(self) -> "EnvConfig | None":
         """The environment of the runs, unless another was asked for."""
@@ -243,16 +241,6 @@ class ActingInMany(Acting):
         from pirl.envs.pools import default_size
 
         return default_size(self.env_config()) if self.envs is None else self.envs
-
-
-def check_writable(file: Path) -> None:
-    """Refuse a file that could not be written in the end, before the work that it is to hold."""
-    if file.is_dir():
-        raise UserError(f"{file} is a directory; name a file.")
-    there = next(parent for parent in file.absolute().parents if parent.exists())
-    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
-        why = "you may not write there" if there.is_dir() else "it is no directory"
-        raise UserError(f"{file} cannot be written in {there}: {why}. Choose another place.")
 
 
 @contextlib.contextmanager

@@ -1,8 +1,14 @@
-"""Tables and text for people, printed so that a reader that stops reading (head) is handled in one place."""
+"""What commands show and write: text for people, printed so that a reader that stops reading is handled in one place."""
 
+import json
+import os
+from pathlib import Path
 from typing import Any
 
 import tyro
+
+from pirl.errors import UserError
+from pirl.files import write_file, writing
 
 
 def default(words: str, metavar: str | None = None) -> Any:
@@ -33,3 +39,19 @@ def facts(rows: list[tuple[str, str]]) -> Any:
 def count(things: Any, name: str) -> str:
     """How many, in words."""
     return f"{len(things):,} {name}{'' if len(things) == 1 else 's'}"
+
+
+def check_writable(file: Path) -> None:
+    """Refuse a file that could not be written in the end, before the work that it is to hold."""
+    if file.is_dir():
+        raise UserError(f"{file} is a directory; name a file.")
+    there = next(parent for parent in file.absolute().parents if parent.exists())
+    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+        why = "you may not write there" if there.is_dir() else "it is no directory"
+        raise UserError(f"{file} cannot be written in {there}: {why}. Choose another place.")
+
+
+def write_json(file: Path, content: Any, what: str) -> None:
+    """Write what was found for programs to read."""
+    with writing(what, file.parent, "Choose another place."):
+        write_file(file, json.dumps(content, indent=2) + "\n")

@@ -1,16 +1,18 @@
 """`pirl data`: look into, check and label LeRobot datasets, compute their statistics, see to their frame cache."""
 
 import json
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pirl.cli.console import count, default, facts, show
+from pirl.cli.console import check_writable, count, default, facts, show
 from pirl.cli.label import DatasetPath, LabelEpisodes
 from pirl.errors import UserError
 
 if TYPE_CHECKING:
     from pirl.data import OutcomeConfig
+    from pirl.data.frames.entries import CachedFrames
 
 _LONGEST_HORIZON = 10_000
 
@@ -134,6 +136,8 @@ class Stats:
 
         if not 1 <= self.horizon <= _LONGEST_HORIZON:
             raise UserError(f"--horizon should be at least 1, and {_LONGEST_HORIZON:,} at most; it is {self.horizon}.")
+        if self.output is not None:
+            check_writable(self.output)
         robot = load_robot(self.robot)
         stats = dataset_norm_stats(open_dataset(self.dataset), robot, self.horizon)
         table = Table("quantity", "dimension", "mean", "std", "q01", "q99", box=None, pad_edge=False)
@@ -173,13 +177,24 @@ class Cache:
             )
             mebibytes = f"{entry.bytes_on_disk / 2**20:,.1f}"
             table.add_row(entry.dataset, entry.camera, f"{entry.frames:,}", size, kept, mebibytes, used)
-            if self.clear:
-                delete_frame_cache(entry)
         if entries:
             show(table)
-        total = sum(entry.bytes_on_disk for entry in entries) / 2**30
-        print(f"{count(entries, 'cache')}, {total:.2f} GiB{': deleted' if self.clear and entries else ''}")
-        return 0
+        print(_amount(entries))
+        if not self.clear or not entries:
+            return 0
+        deleted = []
+        for entry in entries:
+            try:
+                delete_frame_cache(entry)
+                deleted.append(entry)
+            except UserError as error:
+                print(f"not deleted: {error}", file=sys.stderr)
+        print(f"deleted: {_amount(deleted)}")
+        return 0 if len(deleted) == len(entries) else 2
+
+
+def _amount(caches: "list[CachedFrames]") -> str:
+    return f"{count(caches, 'cache')}, {sum(cache.bytes_on_disk for cache in caches) / 2**30:.2f} GiB"
 
 
 DATA_COMMANDS: dict[str, Any] = {

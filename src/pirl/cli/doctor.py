@@ -1,6 +1,5 @@
 """`pirl doctor`: is this machine fit for pirl, and what would make it fit?"""
 
-import json
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-from pirl.cli.console import show
+from pirl.cli.console import check_writable, show, write_json
 
 if TYPE_CHECKING:
     from pirl.doctor import Finding
@@ -36,16 +35,16 @@ class Doctor:
         import pirl
         from pirl.doctor import examine
 
+        if self.json is not None:
+            check_writable(self.json)
         findings = list(examine(self.runs_dir))
         broken = [finding for finding in findings if finding.breaks_pirl]
         for section in dict.fromkeys(finding.section for finding in findings):
             show(section, _table([finding for finding in findings if finding.section == section]))
         print(f"\n{_verdict(findings, broken)}")
         if self.json is not None:
-            from pirl.files import write_file
-
             record = {"pirl": pirl.__version__, "fit": not broken, "findings": [entry.to_json() for entry in findings]}
-            write_file(self.json, json.dumps(record, indent=2, ensure_ascii=False) + "\n")
+            write_json(self.json, record, "the findings")
         return 1 if broken else 0
 
 

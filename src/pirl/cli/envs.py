@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
-from pirl.cli.acting import EXPERT, Acting, InEnvironment, check_writable
-from pirl.cli.console import default, facts, show
+from pirl.cli.acting import EXPERT, Acting, InEnvironment
+from pirl.cli.console import check_writable, default, facts, show
 from pirl.errors import UserError
 
 if TYPE_CHECKING:

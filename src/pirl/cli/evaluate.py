@@ -1,6 +1,5 @@
 """`pirl eval`: how often a policy succeeds, and whether another one is better."""
 
-import json
 import math
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-from pirl.cli.acting import ActingInMany, check_writable, progress
-from pirl.cli.console import show
+from pirl.cli.acting import ActingInMany, progress
+from pirl.cli.console import check_writable, show, write_json
 from pirl.errors import UserError
 
 if TYPE_CHECKING:
@@ -74,10 +73,7 @@ class Evaluate(ActingInMany):
             )
             content = {"first": content, "second": evaluations[1].to_json(), "comparison": comparison.to_json()}
         if self.json is not None:
-            from pirl.files import write_file, writing
-
-            with writing("the result", self.json.parent, "Choose another place."):
-                write_file(self.json, json.dumps(content, indent=2) + "\n")
+            write_json(self.json, content, "the result")
             print(f"written to {self.json}")
         if self.video is not None:
             self._film(self.video, evaluations, fps)

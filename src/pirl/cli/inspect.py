@@ -1,13 +1,12 @@
 """`pirl inspect`: what a saved state consists of, where it would lie on devices, and how two of them differ."""
 
-import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-from pirl.cli.console import facts, show
+from pirl.cli.console import check_writable, facts, show, write_json
 from pirl.errors import UserError
 
 if TYPE_CHECKING:
@@ -57,18 +56,13 @@ class Inspect:
         if self.against is not None and self.of is None:
             raise UserError("--against compares with the subtree that --of names: give both.")
         if self.json is not None:
-            from pirl.cli.acting import check_writable
-
             check_writable(self.json)
         from pirl.training.inspecting import open_state
 
         state = open_state(self.run_directory, self.step)
         content = self._compare(state) if compares else self._inspect(state)
         if self.json is not None:
-            from pirl.files import write_file, writing
-
-            with writing("the inspection", self.json.parent, "Choose another place."):
-                write_file(self.json, json.dumps(content, indent=2) + "\n")
+            write_json(self.json, content, "the inspection")
             print(f"written to {self.json}")
         return 0
 

@@ -12,7 +12,6 @@ try:  # loading takes a moment, in which one may change one's mind
     import os
     from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
-    from types import TracebackType
     from typing import Any, NoReturn
 
     import tyro
@@ -21,6 +20,7 @@ try:  # loading takes a moment, in which one may change one's mind
     from pirl.cli.acting import take_env_options
     from pirl.cli.collect import Collect
     from pirl.cli.configs import Configs
+    from pirl.cli.configured import take_settings
     from pirl.cli.convert import Convert
     from pirl.cli.data import DATA_COMMANDS
     from pirl.cli.demo import Demo
@@ -31,7 +31,7 @@ try:  # loading takes a moment, in which one may change one's mind
     from pirl.cli.plan import Plan
     from pirl.cli.report import Report
     from pirl.cli.sweep import Sweep
-    from pirl.cli.train import Train, take_settings
+    from pirl.cli.train import Train
     from pirl.errors import UserError, did_you_mean
     from pirl.files import expand_home
 except KeyboardInterrupt:
@@ -78,7 +78,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
             stream.reconfigure(errors="replace")  # a terminal that knows no × should still get the rest
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s")
     if is_program:
-        sys.excepthook = _tell_uncaught
+        sys.unraisablehook = _tell_unraisable
     try:
         code = _parse(arguments).run()
         sys.stdout.flush()
@@ -103,10 +103,10 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         sys.exit(130)
 
 
-def _tell_uncaught(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+def _tell_unraisable(what: Any) -> None:
     """As ever, but for TensorStore's answers to those who have left: writes that went on after the first one failed."""
-    if not (isinstance(error, RuntimeError) and str(error) == "Event loop is closed"):
-        sys.__excepthook__(kind, error, trace)
+    if not (isinstance(what.exc_value, RuntimeError) and str(what.exc_value) == "Event loop is closed"):
+        sys.__unraisablehook__(what)
 
 
 def _parse(arguments: Sequence[str], commands: dict[str, Any] = COMMANDS, program: str = "pirl") -> Any:

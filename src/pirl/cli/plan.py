@@ -1,6 +1,5 @@
 """`pirl plan`: what a training run will need on machines that are not here."""
 
-import json
 import sys
 import time
 from dataclasses import dataclass
@@ -9,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
-from pirl.cli.console import show
-from pirl.cli.train import Settings, Train
+from pirl.cli.configured import Configured
+from pirl.cli.console import check_writable, show, write_json
 from pirl.errors import UserError
 
 if TYPE_CHECKING:
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class Plan(Configured):
     """Say what a run would need on a machine that need not be here. Takes every option of `pirl train` as well.
 
     The real update is compiled for the named devices, without any of them: TPUs by their own compiler (pip install
@@ -28,19 +27,17 @@ class Plan:
     Nothing is downloaded or allocated, and no data is needed.
     """
 
-    preset: Annotated[tyro.conf.Positional[str | None], tyro.conf.arg(metavar="[PRESET]")] = None
-    """Preset to begin with; not needed if the configuration file names one (preset: NAME) or is complete."""
+    program = "pirl plan"
+    needs = "--topology NAME[:SHAPE]"
+
     topology: Annotated[tyro.conf.UseAppendAction[tuple[str, ...]], tyro.conf.arg(metavar="NAME[:SHAPE]")] = ()
     """What to run on, such as v5e:2x4, v5p:2x2x2, h100:8 or cpu:8; here: this machine. Give it once for each machine."""
     json: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
     """Write all numbers to this file, too."""
     fresh: bool = False
     """Compile also what was compiled before."""
-    config_file: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
-    """YAML file with fields to set."""
     debug: bool = False
     """Plan the short run that `pirl train --debug` would make."""
-    settings: tyro.conf.Suppress[tyro.conf.Fixed[Settings]] = ()
 
     def run(self) -> int:
         """Do it; the return value is the exit code: 0 if it fits somewhere, 1 if nowhere."""
@@ -51,6 +48,8 @@ class Plan:
             raise UserError("where is it to run? Give a --topology, such as --topology h100:8 or --topology v5e:2x4.")
         topologies = [parse_topology(text) for text in self.topology]
         config = self.resolve()
+        if self.json is not None:
+            check_writable(self.json)
         for topology in topologies:
             check_topology(topology)
         print("compiling takes minutes for a full-size model; what was compiled before is remembered", file=sys.stderr)
@@ -61,15 +60,8 @@ class Plan:
         if len(plans) > 1:
             show("", summary(plans))
         if self.json is not None:
-            from pirl.files import write_file
-
-            write_file(self.json, json.dumps([to_record(plan) for plan in plans], indent=2) + "\n")
+            write_json(self.json, [to_record(plan) for plan in plans], "the plan")
         return 0 if any(plan.estimate.fits is not False for plan in plans) else 1
-
-    def resolve(self) -> "RLTrainConfig":
-        """The configuration that is meant, as for `pirl train`."""
-        train = Train(preset=self.preset, config_file=self.config_file, debug=self.debug, settings=self.settings)
-        return train.resolve()
 
 
 def _plan(config: "RLTrainConfig", topology: "Topology", fresh: bool) -> "Planned":

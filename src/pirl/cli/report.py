@@ -7,6 +7,7 @@ from typing import Annotated
 
 import tyro
 
+from pirl.cli.console import check_writable
 from pirl.errors import UserError
 
 _FILE = "report.html"
@@ -35,9 +36,8 @@ class Report:
         from pirl.report.run_report import build_run_report, read_runs, summarise
 
         out = self.out or (self.runs[0] / _FILE if len(self.runs) == 1 else Path(_FILE))
-        if out.is_dir():
-            raise UserError(f"{out} is a directory: name a file, such as {out / _FILE}.")
         runs = read_runs(self.runs)
+        check_writable(out)
         page = build_run_report(runs, datetime.now().astimezone(), critics=self.critics)
         with writing("the report", out.parent, "Choose another place (--out)."):
             write_file(out, page)

@@ -2,13 +2,12 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
+from pirl.cli.configured import SHORT_NAMES, Configured, checked_name
 from pirl.cli.console import facts, show
-from pirl.cli.train import SHORT_NAMES, Settings, Train
 from pirl.errors import UserError
 from pirl.files import expand_home
 
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sweep:
+class Sweep(Configured):
     """Search a few knobs of the configuration by successive halving. Takes every option of `pirl train` as well.
 
     All trials are trained up to the first rung, the best third of them up to the second, and so on. Rungs count
@@ -28,8 +27,9 @@ class Sweep:
     ends with a table, sweep.json and sweep.html. `pirl sweep PRESET --help` shows what can be a knob.
     """
 
-    preset: Annotated[tyro.conf.Positional[str | None], tyro.conf.arg(metavar="[PRESET]")] = None
-    """Preset to begin with; not needed if the configuration file names one (preset: NAME) or is complete."""
+    program = "pirl sweep"
+    needs = "--exp-name NAME --knob FIELD=VALUES"
+
     exp_name: Annotated[str | None, tyro.conf.arg(metavar="NAME")] = None
     """Name of the sweep, and of its directory in runs_dir; trials are the runs NAME/trial-000, NAME/trial-001, …"""
     knob: Annotated[tyro.conf.UseAppendAction[tuple[str, ...]], tyro.conf.arg(metavar="FIELD=VALUES")] = ()
@@ -50,21 +50,16 @@ class Sweep:
     """Whether the best is the largest or the smallest."""
     jobs: Annotated[int, tyro.conf.arg(metavar="INT")] = 1
     """Trials at a time, each on its share of the cores, and of the devices that CUDA_VISIBLE_DEVICES names."""
-    config_file: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
-    """YAML file with fields to set."""
     dry_run: bool = False
     """Check everything and show what would be done, and how much it is; start nothing."""
-    debug: bool = False
-    """Ten updates of eight chunks, and everything else small too, to see whether it works together."""
     resume: bool = False
     """Go on with the sweep of that name. What is done is not done again."""
     overwrite: bool = False
     """Delete the sweep of that name, and begin anew."""
-    settings: tyro.conf.Suppress[tyro.conf.Fixed[Settings]] = ()
 
     def run(self) -> int:
         """Do it; the return value is the exit code."""
-        name = self._train().checked_name()
+        name = checked_name(self.exp_name, resume=self.resume, overwrite=self.overwrite)
         if not self.knob:
             raise UserError(
                 "what is to be varied? Give at least one knob: --knob agent.optimiser.peak-lr=1e-4,3e-4,1e-3."
@@ -91,10 +86,6 @@ class Sweep:
         print(f"The best setting in full:\n  {plan.full_command(best.setting)}", flush=True)
         return 0
 
-    def resolve(self) -> "RLTrainConfig":
-        """The configuration that the knobs are turned in."""
-        return self._train().resolve()
-
     def make_plan(self, name: str) -> "SweepPlan":
         """What is going to be done; raises if anything is wrong with it."""
         from pirl.config import override_config
@@ -107,7 +98,7 @@ class Sweep:
         base, given = self.resolve(), dict(self.settings)
 
         def configure(setting: Mapping[str, str]) -> "RLTrainConfig":
-            return override_config(base, setting, "pirl sweep", texts=True)
+            return override_config(base, setting, self.program, texts=True)
 
         knobs = settle_knobs([parse_knob(text, SHORT_NAMES) for text in self.knob], given, configure)
         length_field, length = length_of(configure({knob.name: knob.examples[0] for knob in knobs}))
@@ -119,6 +110,7 @@ class Sweep:
         plan = SweepPlan(
             name=name,
             directory=expand_home(base.runs_dir) / name,
+            base=base,
             train=self._train_arguments(),
             given=given,
             length_field=length_field,
@@ -132,17 +124,6 @@ class Sweep:
         )
         check_plan(plan, configure)
         return plan
-
-    def _train(self) -> Train:
-        return Train(
-            preset=self.preset,
-            exp_name=self.exp_name,
-            config_file=self.config_file,
-            debug=self.debug,
-            resume=self.resume,
-            overwrite=self.overwrite,
-            settings=self.settings,
-        )
 
     def _train_arguments(self) -> tuple[str, ...]:
         preset = () if self.preset is None else (self.preset,)

@@ -22,7 +22,7 @@ _Row = tuple[str, str, str, str]
 
 def show_options(config: RLTrainConfig, program: str, command: Any) -> None:
     """Print all of them, those of the command and those of the configuration, group by group."""
-    print(f"usage: {program} [PRESET] --exp-name NAME [OPTIONS]\n")
+    print(f"usage: {program} [PRESET] {command.needs} [OPTIONS]\n")
     print(f"{inspect.cleandoc(command.__doc__ or '')}\n")
     print("Lists are given with commas between, or as [a, b]; nothing as none.")
     texts = _explanations(command)
@@ -101,10 +101,19 @@ def _environment(env: EnvConfig | None) -> list[_Row]:
 
 
 def _explanations(kind: Any) -> dict[str, str]:
+    """What is said of each field, by the class itself or by those that it has it from."""
+    texts: dict[str, str] = {}
+    for one in reversed(kind.__mro__):
+        if dataclasses.is_dataclass(one):
+            texts |= _own_explanations(one)
+    return {field.name: texts.get(field.name, "") for field in dataclasses.fields(kind)}
+
+
+def _own_explanations(kind: Any) -> dict[str, str]:
     """What stands below each field of a dataclass as a string, or directly above it as a comment."""
     source = textwrap.dedent(inspect.getsource(kind))
     lines, body = source.splitlines(), ast.parse(source).body[0].body  # type: ignore[attr-defined]
-    texts = {}
+    texts: dict[str, str] = {}
     for statement, following in zip(body, [*body[1:], None], strict=True):
         if not isinstance(statement, ast.AnnAssign) or not isinstance(statement.target, ast.Name):
             continue
@@ -117,7 +126,7 @@ def _explanations(kind: Any) -> dict[str, str]:
         if isinstance(following, ast.Expr) and isinstance(following.value, ast.Constant):
             text = " ".join(str(following.value.value).split())
         texts[statement.target.id] = text
-    return {field.name: texts.get(field.name, "") for field in dataclasses.fields(kind) if field.name in texts}
+    return texts
 
 
 def _summary(kind: Any) -> str:

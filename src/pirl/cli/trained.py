@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 _Value = TypeVar("_Value")
 
 
-def read_runs(policies: Sequence[str]) -> "dict[str, RLTrainConfig]":
+def run_configs(policies: Sequence[str]) -> "dict[str, RLTrainConfig]":
     """The configurations of those policies that are named by their run."""
     runs = {}
     for policy in policies:

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from pirl.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from pirl.config.checks import check_config, check_data
+    from pirl.config.checks import check_config, check_data, check_layout
     from pirl.config.debugging import debug_config
     from pirl.config.files import (
         config_differences,
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 __getattr__, __dir__, __all__ = lazy_names(
     __name__,
     {
-        "checks": ("check_config", "check_data"),
+        "checks": ("check_config", "check_data", "check_layout"),
         "debugging": ("debug_config",),
         "files": (
             "config_differences",

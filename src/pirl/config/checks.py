@@ -1,9 +1,7 @@
 """Whether a configuration can work, before anything heavy: every problem at once, each with what to do about it."""
 
 import functools
-import importlib.util
 import math
-import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,12 +11,15 @@ from pirl.agents.ript import RIPTConfig
 from pirl.config.metrics import check_metric
 from pirl.config.train import RLTrainConfig
 from pirl.data.lerobot.dataset import Dataset
+from pirl.data.lerobot.hub import is_hub_id
 from pirl.data.robots import Robot, load_robot
 from pirl.envs.planner import find_policy
 from pirl.envs.registry import find_env_class
+from pirl.envs.seeds import MEASURED
 from pirl.errors import ConfigError, DataError, UserError
 from pirl.files import expand_home
 from pirl.models.config import get_model_config
+from pirl.packages import is_installed
 
 # The least value of each field.
 _AT_LEAST = {
@@ -62,6 +63,12 @@ def check_config(
             problems += _start(config)
         problems += _devices(config, device_count, process_count)
     if problems:
+        raise ConfigError(f"this configuration cannot work:{_listed(problems)}")
+
+
+def check_layout(config: RLTrainConfig, device_count: int) -> None:
+    """Raise if the batch or the parameters cannot be divided among so many devices."""
+    if problems := [*_numbers(config)] or [*_devices(config, device_count, process_count=1)]:
         raise ConfigError(f"this configuration cannot work:{_listed(problems)}")
 
 
@@ -138,7 +145,7 @@ def _phases(config: RLTrainConfig) -> Iterator[str]:
         yield f"there are no updates to make, so nothing would be learned: set {more}."
     if data.repo_id is None:
         yield from _without_data(config)
-    elif not expand_home(data.repo_id).is_dir() and not re.fullmatch(r"[A-Za-z0-9][\w.-]*/[\w.-]+", data.repo_id):
+    elif not expand_home(data.repo_id).is_dir() and not is_hub_id(data.repo_id):
         yield f"data.repo_id: there is no dataset directory {data.repo_id}; one on the hub is called NAME/DATASET."
     updates = config.steps + int(online.env_steps * online.utd_ratio)
     if isinstance(config.agent, ACRLPDConfig) and 0 < updates <= config.agent.critic_warmup_steps:
@@ -291,6 +298,11 @@ def _environment(config: RLTrainConfig) -> Iterator[str]:
             f"{name} and evaluation.seed are both {seed}: the policy would practise on what it is measured by. Set "
             f"--{name} {seed + 1}."
         )
+    elif len(uses) == 2 and config.goes_by_iterations and evaluation.seed >= MEASURED:
+        yield (
+            f"evaluation.seed = {evaluation.seed} lies among the seeds of RIPT's initial states: the policy would "
+            f"practise on what it is measured by. Set --evaluation.seed to less than {MEASURED}."
+        )
 
 
 def _measurements(config: RLTrainConfig) -> Iterator[str]:
@@ -318,10 +330,17 @@ def _measurements(config: RLTrainConfig) -> Iterator[str]:
 
 
 def _trackers(config: RLTrainConfig) -> Iterator[str]:
-    if config.logging.wandb != "off" and importlib.util.find_spec("wandb") is None:
-        yield "logging.wandb: Weights & Biases is not installed: pip install 'pirl[wandb]'."
-    if config.logging.trackio and importlib.util.find_spec("trackio") is None:
-        yield "logging.trackio: Trackio is not installed: pip install trackio."
+    """Trackers that are asked for. TensorBoard, which is on by default, is merely left out where it is not installed."""
+    logging = config.logging
+    for asked, package, name in (
+        (logging.wandb != "off", "wandb", "Weights & Biases"),
+        (logging.trackio, "trackio", "Trackio"),
+    ):
+        if asked and not is_installed(package):
+            yield (
+                f"logging.{package}: {name} is not installed: pip install 'pirl[{package}]', or leave "
+                f"--logging.{package} out."
+            )
 
 
 def _devices(config: RLTrainConfig, device_count: int | None, process_count: int) -> Iterator[str]:

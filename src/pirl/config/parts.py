@@ -25,7 +25,7 @@ class DataConfig:
     norm_stats: Literal["dataset", "checkpoint"] = "dataset"
     """Whose statistics normalise states and actions: the dataset's own, or those that came with the checkpoint."""
     asset_id: str | None = None
-    """Name of the statistics in checkpoints, read and written (none: the robot's name)."""
+    """Name of the statistics in checkpoints, read and written (none: the checkpoint's own, else the robot's name)."""
     frame_compression: Literal["none", "png", "jpeg"] = "none"
     """How decoded frames are kept in the cache: as they are, or smaller and slower."""
     prefetch: int = 2
@@ -50,6 +50,8 @@ class OnlineConfig:
     """Part of each batch that comes from the dataset; the rest is from the replay buffer."""
     capacity: int = 100_000
     """Frames the replay buffer holds; the oldest episodes make room."""
+    in_memory: bool = True
+    """Keep the pictures of the replay buffer in memory; else they are read from the run directory as they are drawn."""
     seed: int = 1
     """Decides the starts of online episodes; another than the evaluation's, whose starts are not to be practised."""
 
@@ -119,7 +121,7 @@ class CheckpointConfig:
     max_to_keep: int = 2
     """Newest checkpoints to keep, besides the best and the periodic ones."""
     keep_period: int | None = None
-    """Keep for good what was saved at multiples of this step (none: nothing)."""
+    """Updates (with RIPT: iterations) between checkpoints that are kept for good (none: no such)."""
     best_metric: str | None = None
     """Metric whose best checkpoint is kept too, such as eval/success (none: no such)."""
     best_mode: Literal["max", "min"] = "max"

@@ -1,22 +1,21 @@
 """Configuration from plain values, those of a YAML file or the texts of a command line, and back into them."""
 
-import contextlib
 import dataclasses
 import re
 import types
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from pirl.config.train import LEARNERS, AgentConfig, RLTrainConfig
-from pirl.config.yaml_files import LARGEST, dump_yaml, parse_yaml
+from pirl.config.yaml_files import dump_yaml, parse_yaml
+from pirl.conversion import convert, in_words
 from pirl.envs.registry import EnvConfig, find_env_class
 from pirl.errors import ConfigError, UserError, did_you_mean
 from pirl.models.config import Pi0Config, get_model_config
 
 _Config = TypeVar("_Config")
-_BOOLS = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
 # What a group takes besides the fields of its class: a choice that its other fields then refine.
 CHOICES = {"model": "preset", "agent": "learner"}
 
@@ -147,37 +146,13 @@ class Reader:
         return dataclasses.replace(env, options=options)
 
     def _convert(self, value: Any, hint: Any) -> Any:
-        """A value of the annotated type; a ValueError if it is none."""
-        origin, parts = get_origin(hint), get_args(hint)
-        if self.texts and origin is not None and isinstance(value, str) and value[:1] in ("[", "{"):
+        """A value of the annotated type; a ValueError if it is none. Lists and mappings may be typed as in YAML."""
+        if self.texts and get_origin(hint) is not None and isinstance(value, str) and value[:1] in ("[", "{"):
             try:
                 value = parse_yaml(value, "")
             except ConfigError:
                 raise ValueError from None
-        if origin is Literal:
-            if value in parts and isinstance(value, str):
-                return value
-        elif origin is tuple:
-            if self.texts and isinstance(value, str):
-                value = [part.strip() for part in value.split(",") if part.strip()]
-            if isinstance(value, list | tuple) and (parts[-1] is ... or len(value) == len(parts)):
-                kinds = parts[:1] * len(value) if parts[-1] is ... else parts
-                return tuple(self._convert(entry, kind) for entry, kind in zip(value, kinds, strict=True))
-        elif origin is not None and issubclass(origin, Mapping):
-            if isinstance(value, Mapping):
-                return {self._convert(key, parts[0]): self._convert(entry, parts[1]) for key, entry in value.items()}
-        elif hint is bool:
-            if isinstance(value, bool):
-                return value
-            if self.texts and str(value).lower() in _BOOLS:
-                return _BOOLS[str(value).lower()]
-        elif hint in (int, float):
-            # By type, because True counts as an int.
-            if type(value) in (int, float) or (self.texts and isinstance(value, str)):
-                return _number(value, hint)
-        elif isinstance(value, str) and hint in (str, Path) and "\0" not in value:  # nothing can be called so
-            return hint(value)
-        raise ValueError
+        return convert(value, hint, texts=self.texts)
 
     def _is_none(self, value: Any) -> bool:
         return value is None or (self.texts and isinstance(value, str) and value.lower() == "none")
@@ -213,20 +188,6 @@ class Reader:
             raise ConfigError(f"{self._called(path)}: {error}") from error
 
 
-def _number(value: int | float | str, kind: type) -> int | float:
-    """A number, but not NaN; a ValueError if it is none. A whole million may be written as 1e6."""
-    try:
-        number = float(value)
-    except OverflowError:
-        raise ValueError from None
-    if number != number or (kind is int and not (number.is_integer() and abs(number) < LARGEST)):
-        raise ValueError
-    if kind is int and not isinstance(value, float):
-        with contextlib.suppress(ValueError):
-            return int(value)  # to the last digit
-    return int(number) if kind is int else number
-
-
 def _value_before(kind: Any, name: str, base: Any) -> Any:
     """What a field was, or is by default."""
     if base is not None:
@@ -240,20 +201,3 @@ def _value_before(kind: Any, name: str, base: Any) -> Any:
 def _hints(kind: Any) -> dict[str, Any]:
     hints = get_type_hints(kind)
     return {field.name: hints[field.name] for field in dataclasses.fields(kind)}
-
-
-def in_words(hint: Any) -> str:
-    """What a type takes."""
-    origin, parts = get_origin(hint), get_args(hint)
-    if origin in (Union, types.UnionType):
-        return " or ".join(map(in_words, parts))
-    if origin is Literal:
-        return " or ".join(map(str, parts))
-    if origin is tuple and parts[-1] is ...:
-        return {int: "a list of whole numbers", str: "a list of texts"}.get(parts[0], f"a list: {in_words(parts[0])}")
-    if origin is tuple:
-        return f"a list of {len(parts)}, each {in_words(parts[0])}"
-    if origin is not None:
-        return f"a mapping to {in_words(parts[1])}"
-    words = {int: "a whole number", float: "a number", bool: "true or false", str: "text", types.NoneType: "none"}
-    return words.get(hint, "a path" if hint is Path else str(hint))

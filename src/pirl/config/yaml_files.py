@@ -12,8 +12,6 @@ from pirl.errors import ConfigError
 _BOOL, _FLOAT = "tag:yaml.org,2002:bool", "tag:yaml.org,2002:float"
 # PyYAML's own rules are those of YAML 1.1, for which 3e-4 is text, and off is false.
 _IS_FLOAT = re.compile(r"([-+]?(\d+\.\d*|\.\d+|\d+(?=[eE]))([eE][-+]?\d+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN))$")
-LARGEST = 2**63
-"""What a whole number stays below; computers count no further."""
 _MOST_BITS = 4096  # of a number that is read at all: Python prints none of more than 4300 digits
 _IS_BOOL = re.compile(r"(?:true|True|TRUE|false|False|FALSE)$")
 

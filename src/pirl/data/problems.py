@@ -34,10 +34,10 @@ class Problem:
 
 
 class BrokenDatasetError(DataError):
-    """A dataset that cannot be read, with everything that was found to be wrong."""
+    """A dataset that cannot be used, with everything that was found to be wrong. `what` is what it comes to."""
 
-    def __init__(self, name: str, problems: Iterable[Problem]):
+    def __init__(self, name: str, problems: Iterable[Problem], what: str = "cannot be read as a LeRobot dataset"):
         self.problems = list(problems)
         lines = "\n".join(f"  {problem}" for problem in self.problems[:20])
         more = f"\n  … and {len(self.problems) - 20} more" if len(self.problems) > 20 else ""
-        super().__init__(f"{name} cannot be read as a LeRobot dataset:\n{lines}{more}\nSee: pirl data check {name}")
+        super().__init__(f"{name} {what}:\n{lines}{more}\nSee: pirl data check {name}")

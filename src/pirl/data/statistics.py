@@ -83,7 +83,7 @@ def _appearances(starts: Int64[np.ndarray, " episodes_plus_one"], horizon: int) 
     return counts
 
 
-def _rank(percent: int, total: int) -> int:
+def rank(percent: int, total: int) -> int:
     """The smallest count that is at least `percent` of `total`; in integers, so that no rounding can move it."""
     return -(-percent * total // 100)
 
@@ -99,7 +99,7 @@ def _summary(values: Float64[np.ndarray, " frames"], counts: Int64[np.ndarray, "
     order = np.argsort(values)
     reached = np.cumsum(counts[order])
     total = int(reached[-1])
-    q01, q99 = values[order[np.searchsorted(reached, [_rank(1, total), _rank(99, total)])]]
+    q01, q99 = values[order[np.searchsorted(reached, [rank(1, total), rank(99, total)])]]
     return mean, float(np.sqrt(counts @ (values - mean) ** 2 / total)), float(q01), float(q99)
 
 
@@ -117,7 +117,7 @@ def _delta_summary(
     """
     total = len(state) * horizon
     mean = _mean(action, counts) - _mean(state, np.ones_like(counts))
-    lowest, highest = _Lowest(_rank(1, total)), _Lowest(total - _rank(99, total) + 1)
+    lowest, highest = _Lowest(rank(1, total)), _Lowest(total - rank(99, total) + 1)
     squares = 0.0
     rows = max(1, BLOCK // horizon)
     for begin in range(0, len(state), rows):

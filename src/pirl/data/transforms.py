@@ -13,6 +13,7 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 from jaxtyping import Float
 
+from pirl.data.statistics import EPSILON
 from pirl.errors import DataError
 from pirl.interop.norm_stats import NormStats
 
@@ -221,7 +222,7 @@ class Normalize:
             if self.quantiles:
                 known = (known + 1.0) / 2.0
             else:
-                rest = rest * np.float64(1.0 + 1e-6)
+                rest = rest * np.float64(1.0 + EPSILON)
             result[key] = np.concatenate([known * scale[:width] + offset[:width], rest], axis=-1)
         return result
 
@@ -233,8 +234,8 @@ class Normalize:
         if self.quantiles:
             assert stats.q01 is not None
             assert stats.q99 is not None
-            return stats.q01, stats.q99 - stats.q01 + 1e-6
-        return stats.mean, stats.std + 1e-6
+            return stats.q01, stats.q99 - stats.q01 + EPSILON
+        return stats.mean, stats.std + EPSILON
 
 
 # --- width -----------------------------------------------------------------------------------------------------------

@@ -1,8 +1,6 @@
 """The commands that demos are made of, as steps: collect, train, measure."""
 
 import json
-import shutil
-import sys
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -11,6 +9,7 @@ from pirl.config import RLTrainConfig
 from pirl.demo.plan import DEMONSTRATIONS, DemoConfig
 from pirl.demo.steps import Step
 from pirl.envs.collecting import LOG_FILE as COLLECTION_LOG
+from pirl.processes import pirl_command
 from pirl.run_files import RunFiles
 
 Arguments = tuple[str, ...]
@@ -35,7 +34,7 @@ def collect(
     return Step(
         name,
         title,
-        (*_pirl(), "collect", *where),
+        (*pirl_command(), "collect", *where),
         is_whole=lambda: log.exists() and json.loads(log.read_text(encoding="utf-8"))["complete"],
         begun=out,
         late=late,
@@ -55,7 +54,7 @@ def train(
     """A run. `late` as in `Step`."""
     where = ("--exp-name", run, "--runs-dir", str(config.out))
     quick = ("--debug",) if config.quick else ()
-    command = (*_pirl(), "train", preset, *where, *arguments, *quick)
+    command = (*pirl_command(), "train", preset, *where, *arguments, *quick)
     return Step(f"train_{run}", title, command, is_whole, begun=RunFiles(config.run(run)).lock_file, late=late)
 
 
@@ -68,7 +67,7 @@ def evaluate(config: DemoConfig, policy: str, path: Path | None = None) -> Step:
     return Step(
         f"eval_{policy}",
         f"measure {config.plan.names[policy]}",
-        (*_pirl(), "eval", *where, *arguments, "--json", str(file)),
+        (*pirl_command(), "eval", *where, *arguments, "--json", str(file)),
         is_whole=file.exists,
     )
 
@@ -87,10 +86,4 @@ def flag(name: str) -> str:
 
 def shown(command: Arguments) -> Arguments:
     """A command as a person types it."""
-    return ("pirl", *command[len(_pirl()) :])
-
-
-def _pirl() -> Arguments:
-    """How this very pirl is called, wherever it is installed."""
-    script = shutil.which("pirl", path=str(Path(sys.executable).parent))
-    return (script,) if script else (sys.executable, "-m", "pirl.cli.main")
+    return ("pirl", *command[len(pirl_command()) :])

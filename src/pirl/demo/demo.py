@@ -1,11 +1,9 @@
 """The demo from beginning to end: its directory, its steps, its results and its report."""
 
-import fcntl
 import json
-import os
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +14,10 @@ from pirl.demo.running import run_steps
 from pirl.demo.steps import Stages, all_steps
 from pirl.errors import DataError
 from pirl.files import write_file, writing
-from pirl.report import config_differences
+from pirl.processes import LOCK_FILE, alone_in
+from pirl.report import differing_settings
 
 SETTINGS_FILE = "demo.json"
-_LOCK = "lock"
 # What a demo makes besides its runs and datasets.
 _OWN = ("evaluations", "logs", "steps", "results.json", "report.html", SETTINGS_FILE)
 _SHOWN_DIFFERENCES = 10
@@ -28,43 +26,38 @@ _SHOWN_DIFFERENCES = 10
 def run_demo(config: DemoConfig, *, overwrite: bool = False, stages: Stages | None = None) -> dict[str, Any]:
     """Do what is not done yet, in the directory of the demo; returns what is then in its results.json."""
     stages = config.plan.stages(config) if stages is None else stages
-    with open_directory(config, overwrite=overwrite):
+    with open_directory(config, overwrite=overwrite) as lock:
         steps = list(all_steps(stages))
         with Display(steps) as display:
-            records = run_steps(stages, config.out, display)
+            records = run_steps(stages, config.out, display, lock)
         results = make_results(config, {step.name: records.read(step).seconds for step in steps})
         write_results(config, results)
         return results
 
 
 @contextmanager
-def open_directory(config: DemoConfig, *, overwrite: bool) -> Iterator[None]:
-    """Begin a demo or go on with one, alone. Refuses a directory with something else in it, or made in another way."""
-    with writing("the demo", config.out, "Choose another place (--out)."):
-        _refuse_foreign(config.out)
-        config.out.mkdir(parents=True, exist_ok=True)
-        lock = os.open(config.out / _LOCK, os.O_RDWR | os.O_CREAT, 0o644)
-    try:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise DataError(
-                f"another `pirl demo` works in {config.out}: wait for it, or choose another --out."
-            ) from None
+def open_directory(config: DemoConfig, *, overwrite: bool) -> Iterator[int]:
+    """Begin a demo or go on with one, alone. Refuses a directory with something else in it, or made in another way.
+
+    Gives the lock that keeps others out. Steps inherit it, so that those that outlive a demo that was killed are waited
+    for.
+    """
+    with ExitStack() as stack:
         with writing("the demo", config.out, "Choose another place (--out)."):
+            _refuse_foreign(config.out)
+            config.out.mkdir(parents=True, exist_ok=True)
+            lock = stack.enter_context(alone_in(config.out, "pirl demo", "steps"))
             if overwrite:
                 _clear(config)
             _check_settings(config)
-        yield
-    finally:
-        os.close(lock)
+        yield lock
 
 
 def _refuse_foreign(out: Path) -> None:
     if out.exists() and not out.is_dir():
         raise DataError(f"{out} is a file: choose a directory for the demo (--out).")
     entries = {entry.name for entry in out.iterdir()} if out.is_dir() else set()
-    if entries - {_LOCK} and SETTINGS_FILE not in entries:
+    if entries - {LOCK_FILE} and SETTINGS_FILE not in entries:
         raise DataError(f"{out} is not empty, and no demo was made in it: choose another directory (--out).")
 
 
@@ -89,7 +82,7 @@ def _check_settings(config: DemoConfig) -> None:
         there = json.loads(file.read_text(encoding="utf-8"))
     except ValueError as error:
         raise DataError(f"{file} is damaged ({error}): begin anew with --overwrite.") from error
-    if differences := config_differences({"there": there, "here": here}):
+    if differences := differing_settings({"there": there, "here": here}):
         lines = [f"  {name}: {old} there, {new} now" for name, (old, new) in differences.items()]
         more = len(lines) - _SHOWN_DIFFERENCES
         raise DataError(

@@ -1,20 +1,16 @@
 """What a person sees of a demo under way: a table that follows every step, or plain lines."""
 
-import contextlib
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Literal
 
-from rich.console import Console
-from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
 from pirl.demo.steps import Step
 from pirl.processes import last_lines
+from pirl.report.live import LiveTable, clock
 
 _State = Literal["waiting", "running", "done", "there", "failed", "stopped"]
 _STYLES: dict[_State, str] = {
@@ -27,30 +23,19 @@ _STYLES: dict[_State, str] = {
 }
 
 
-class Display:
+class Display(LiveTable):
     """Progress of the steps, on standard error."""
 
+    is_transient = False
+
     def __init__(self, steps: Sequence[Step]) -> None:
+        super().__init__()
         self._steps = {step.name: step for step in steps}
         self._states: dict[str, _State] = dict.fromkeys(self._steps, "waiting")
         self._seconds: dict[str, float] = {}
         self._begun: dict[str, float] = {}
         self._logs: dict[str, Path] = {}
         self._note = ""
-        self._console = Console(stderr=True, highlight=False, markup=False, emoji=False)
-        self._live: Live | None = None
-
-    def __enter__(self) -> "Display":
-        if sys.stderr.isatty() and not self._console.is_dumb_terminal:
-            self._live = Live(console=self._console, auto_refresh=False, get_renderable=self._table)
-            self._live.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._live is not None:
-            self._live.stop()
 
     def started(self, step: Step, log: Path) -> None:
         """A step begins; what it says goes to the log."""
@@ -83,22 +68,11 @@ class Display:
         self._note = text
         self._say(text)
 
-    def refresh(self) -> None:
-        """Draw it anew."""
-        if self._live is not None:
-            self._live.refresh()
-
     def _end(self, step: Step, state: _State, seconds: float | None = None) -> None:
         passed = time.monotonic() - self._begun.get(step.name, time.monotonic())
         self._states[step.name] = state
         self._seconds[step.name] = passed if seconds is None else seconds
         self.refresh()
-
-    def _say(self, text: str) -> None:
-        if self._live is None:
-            # Its own print, because a line is a line, however wide.
-            with contextlib.suppress(BrokenPipeError):
-                print(text, file=sys.stderr, flush=True)
 
     def _table(self) -> Table:
         table = Table(box=None, pad_edge=False, show_header=False, expand=True, caption=self._note or None)
@@ -112,11 +86,7 @@ class Display:
             table.add_row(
                 Text(state, _STYLES[state]),
                 Text(step.title, "" if running else "dim" if state == "waiting" else "default"),
-                "" if seconds is None else _clock(seconds),
+                "" if seconds is None else clock(seconds),
                 Text("".join(last_lines(self._logs[name])) if running or state == "failed" else ""),
             )
         return table
-
-
-def _clock(seconds: float) -> str:
-    return f"{int(seconds) // 60}:{int(seconds) % 60:02d}"

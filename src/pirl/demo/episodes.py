@@ -1,11 +1,11 @@
 """Episodes of a demo as film strips: what its critics think along them, or the same start before and after."""
 
 from pirl.demo.plan import DemoConfig
-from pirl.demo.results import read_evaluation
 from pirl.envs.base import RobotEnv, Start
 from pirl.envs.evaluation import compare
 from pirl.envs.playing import play
 from pirl.report import Section, episodes_section
+from pirl.report.evaluations import read_evaluation
 from pirl.report.film import film_strip
 from pirl.report.page import figure
 from pirl.report.replay import ATTEMPTS, make_film_env, measured_planner, missing_outcomes, watch_episodes

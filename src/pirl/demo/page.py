@@ -39,12 +39,13 @@ def summarise(config: DemoConfig, results: Mapping[str, Any]) -> str:
 def next_commands(config: DemoConfig, results: Mapping[str, Any]) -> list[str]:
     """What to run next: watch it, compare it with the best control, check what it exports, take it somewhere real."""
     plan, subject = config.plan, config.run(config.plan.subject)
-    return [
-        f"pirl envs play --checkpoint {subject} --out {config.out}/film.gif",
-        f"pirl eval {config.run(plan.rival)} {subject}",
-        f"pirl convert {subject}/checkpoints/policy/{results[plan.subject]['step']} --check",
-        plan.next_command,
+    exported = RunFiles(subject).policies / str(results[plan.subject]["step"])
+    commands = [
+        ("envs", "play", "--checkpoint", subject, "--out", config.out / "film.gif"),
+        ("eval", config.run(plan.rival), subject),
+        ("convert", exported, "--check"),
     ]
+    return [*(shlex.join(("pirl", *map(str, command))) for command in commands), plan.next_command]
 
 
 def write_report(config: DemoConfig, results: Mapping[str, Any]) -> Path:

@@ -1,9 +1,9 @@
 """How far a run has come, by what is in its directory."""
 
-import json
 from pathlib import Path
-from typing import Any
 
+from pirl.report.iterations import PREFIXES, find_iterations
+from pirl.report.runs import Log, count_env_steps, read_log
 from pirl.run_files import RunFiles, saved_steps
 
 
@@ -14,17 +14,14 @@ def updates_made(run: Path) -> int:
 
 def steps_practised(run: Path) -> int:
     """Environment steps that it has taken to learn from them."""
-    counted = [record.get("rollout/env_steps", record.get("online/env_steps")) for record in _metrics(run)]
-    return next((int(count) for count in reversed(counted) if count is not None), 0)
+    return count_env_steps(_read(run).curves) or 0
 
 
 def iterations_made(run: Path) -> int:
     """Iterations of RIPT, those without anything to learn from too."""
-    return sum("rollout/contexts" in record for record in _metrics(run))
+    return len(find_iterations(_read(run).kept))
 
 
-def _metrics(run: Path) -> list[dict[str, Any]]:
-    """What was logged, in order; of a line that was cut by a kill, nothing."""
+def _read(run: Path) -> Log:
     file = RunFiles(run).metrics_file
-    lines = file.read_text(encoding="utf-8").split("\n")[:-1] if file.exists() else []
-    return [json.loads(line) for line in lines]
+    return read_log(file, keep=PREFIXES) if file.exists() else Log({})

@@ -14,6 +14,7 @@ from pirl.envs.evaluation import Evaluation, compare, versions
 from pirl.errors import DataError
 from pirl.files import write_file
 from pirl.report import describe_machine
+from pirl.report.evaluations import newest_evaluation, read_evaluation
 from pirl.run_files import RunFiles, saved_steps
 
 
@@ -48,14 +49,6 @@ def read_evaluations(config: DemoConfig) -> dict[str, Evaluation]:
     """The evaluations that are there, by policy."""
     files = {policy.key: _evaluation_file(config, policy) for policy in config.plan.policies}
     return {key: read_evaluation(file) for key, file in files.items() if file is not None and file.exists()}
-
-
-def read_evaluation(file: Path) -> Evaluation:
-    """An evaluation from its file."""
-    try:
-        return Evaluation.from_json(json.loads(file.read_text(encoding="utf-8")))
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise DataError(f"{file} is no evaluation that can be read: {error!r}. Delete it to measure again.") from error
 
 
 def describe_episodes(data: Path) -> dict[str, Any]:
@@ -113,10 +106,7 @@ def trained_steps(evaluation: Evaluation) -> int:
 def _evaluation_file(config: DemoConfig, policy: Policy) -> Path | None:
     if not policy.is_best_of_n:
         return config.evaluation(policy.key)
-    if not config.rl.evaluation.best_of_n:
-        return None
-    measured = [file for file in RunFiles(config.run(policy.trained[-1])).evaluations.glob("*.json")]
-    return max((file for file in measured if file.stem.isdecimal()), key=lambda file: int(file.stem), default=None)
+    return newest_evaluation(config.run(policy.trained[-1])) if config.rl.evaluation.best_of_n else None
 
 
 def _policies(config: DemoConfig, run: str) -> Path:

@@ -1,6 +1,5 @@
 """Runs the steps of a demo as processes, lanes side by side on their own cores, and leaves none of them behind."""
 
-import signal
 import time
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -9,24 +8,34 @@ from pathlib import Path
 from pirl.demo.display import Display
 from pirl.demo.steps import Records, Stages, Step
 from pirl.errors import TrainingError
-from pirl.processes import GRACE, Interruptions, Process, exit_in_words, kill_process, share_cores, start_process
+from pirl.processes import (
+    GRACE,
+    Interruptions,
+    Process,
+    exit_in_words,
+    kill_process,
+    last_lines,
+    share_cores,
+    start_process,
+    stop_processes,
+    wait_a_moment,
+)
 
-_POLL = 0.2
 _SHOWN_LINES = 12
 
 
-def run_steps(stages: Stages, directory: Path, display: Display, *, grace: float = GRACE) -> Records:
+def run_steps(stages: Stages, directory: Path, display: Display, lock: int, *, grace: float = GRACE) -> Records:
     """Run all that is not done yet; the logs are in `directory`/logs. Says in the end how long everything took.
 
-    A step that fails ends the others too, which save what they have, and is a `TrainingError`; an interruption does
-    the same and is a KeyboardInterrupt.
+    The steps hold the lock of the directory too, as long as they live. One that fails ends the others too, which save
+    what they have, and is a `TrainingError`; an interruption does the same and is a KeyboardInterrupt.
     """
     records = Records(directory / "steps")
     logs = directory / "logs"
     logs.mkdir(parents=True, exist_ok=True)
     with Interruptions() as interruptions:
         for lanes in stages:
-            _Stage(records, logs, display, interruptions, grace).run(lanes)
+            _Stage(records, logs, display, lock, interruptions, grace).run(lanes)
     return records
 
 
@@ -47,6 +56,7 @@ class _Stage:
     records: Records
     logs: Path
     display: Display
+    lock: int
     interruptions: Interruptions
     grace: float
 
@@ -62,7 +72,7 @@ class _Stage:
                         running[lane] = self._start(step, cores[lane])
                 if not running:
                     return
-                self._wait(running.values())
+                wait_a_moment([one.process for one in running.values()], self.display.refresh)
                 if self.interruptions.count:
                     raise KeyboardInterrupt
                 for lane, one in list(running.items()):
@@ -83,7 +93,7 @@ class _Stage:
 
     def _start(self, step: Step, cores: set[int] | None) -> _Running:
         log = self.logs / f"{step.name}.log"
-        process = start_process(step.arguments, log, cores=cores)
+        process = start_process(step.arguments, log, cores=cores, keep_open=(self.lock,))
         self.display.started(step, log)
         return _Running(step, process, log, time.monotonic())
 
@@ -97,10 +107,9 @@ class _Stage:
             return
         self.display.failed(one.step)
         how = "ended before its result was whole" if code == 0 else f"failed ({exit_in_words(code)})"
-        lines = one.log.read_text(encoding="utf-8", errors="replace").splitlines()[-_SHOWN_LINES:]
         raise TrainingError(
             f"{one.step.title}: this {how}. The end of {one.log}:\n"
-            + "".join(f"  {line}\n" for line in lines)
+            + "".join(f"  {line}\n" for line in last_lines(one.log, _SHOWN_LINES))
             + "See to the cause and call the same command again: it goes on with this step."
         )
 
@@ -109,22 +118,7 @@ class _Stage:
         if not running:
             return
         self.display.note("stopping, so that what was learned is saved; Ctrl-C ends at once")
-        asked, count = time.monotonic(), self.interruptions.count
+        stop_processes([one.process for one in running], self.interruptions, self.grace, self.display.refresh)
         for one in running:
-            one.process.send_signal(signal.SIGINT)
-        while any(one.process.poll() is None for one in running):
-            self._wait(running)
-            if time.monotonic() - asked > self.grace or self.interruptions.count > count:
-                break
-        for one in running:
-            kill_process(one.process)
-            one.process.wait()
             self.records.add(one.step, time.monotonic() - one.begun, is_done=False)
             self.display.stopped(one.step)
-
-    def _wait(self, running: Collection[_Running]) -> None:
-        """A moment, or until one of them ends."""
-        self.display.refresh()
-        until = time.monotonic() + _POLL
-        while time.monotonic() < until and all(one.process.poll() is None for one in running):
-            time.sleep(0.02)

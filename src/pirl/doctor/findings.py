@@ -25,8 +25,3 @@ class Finding:
     def to_json(self) -> dict[str, Any]:
         """For programs."""
         return asdict(self)
-
-
-def gibibytes(size: int) -> str:
-    """A size in words; small ones in MiB."""
-    return f"{size / 2**30:,.1f} GiB" if size >= 2**30 else f"{size / 2**20:,.1f} MiB"

@@ -7,8 +7,11 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-from pirl.doctor.findings import Finding, gibibytes
+from pirl.doctor.findings import Finding
 from pirl.doctor.probes import Answer
+from pirl.memory import machine_memory, read_host
+from pirl.processes import usable_cores
+from pirl.words import size
 
 # A checkpoint is many files at once, and so is a dataset of many cameras.
 FEWEST_OPEN_FILES = 1024
@@ -24,7 +27,7 @@ def examine_machine() -> Iterator[Finding]:
 
 def _cores() -> str:
     total = os.cpu_count() or 1
-    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else total
+    usable = usable_cores()
     words = f"{usable}" if usable == total else f"{usable} of {total}"
     quota = _read(_CONTROL_GROUP / "cpu.max").split()
     if len(quota) == 2 and quota[0] != "max":
@@ -33,14 +36,12 @@ def _cores() -> str:
 
 
 def _memory() -> str:
-    entries = dict(line.split(":") for line in _read(Path("/proc/meminfo")).splitlines() if ":" in line)
-    if "MemTotal" not in entries:
-        return gibibytes(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
-    total, available = (int(entries[name].split()[0]) * 1024 for name in ("MemTotal", "MemAvailable"))
-    words = f"{gibibytes(total)}, {gibibytes(available)} available"
-    limit = _read(_CONTROL_GROUP / "memory.max").strip()
-    if limit.isdigit() and int(limit) < total:
-        words += f"; the container may use {gibibytes(int(limit))}"
+    host, machine = read_host(), machine_memory()
+    words = size(machine)
+    if host.available is not None:
+        words += f", {size(host.available)} available"
+    if host.total is not None and host.total < machine:
+        words += f"; the container may use {size(host.total)}"
     return words
 
 
@@ -76,7 +77,7 @@ def examine_devices(answer: Answer) -> Iterator[Finding]:
     kinds = Counter((entry["platform"], entry["kind"], entry["memory"]) for entry in answer.said)
     for (platform, kind, memory), count in kinds.items():
         words = f"{count} × {kind}" if kind != platform else f"{count} × {platform}"
-        words += f", {gibibytes(memory)} each" if memory else ""
+        words += f", {size(memory)} each" if memory else ""
         yield Finding("machine", f"{platform} devices", "good", words, needed=True)
     if {platform for platform, *_ in kinds} == {"cpu"}:
         yield _unused_accelerator(platforms)

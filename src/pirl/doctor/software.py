@@ -1,7 +1,7 @@
 """Python, the packages that pirl needs, and those that it can use."""
 
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from importlib import metadata, resources
 from pathlib import Path
 
@@ -101,35 +101,41 @@ def _failed_imports(imports: Answer) -> Mapping[str, str]:
 
 def examine_extras() -> Iterator[Finding]:
     """What `pip install 'pirl[…]'` adds: installed or not, and of a version that fits."""
-    requirements = [Requirement(line) for line in metadata.requires("pirl") or []]
     for extra in sorted(metadata.metadata("pirl").get_all("Provides-Extra") or []):
-        if extra in _FOR_DEVELOPERS:
-            continue
-        own = _of_extra(requirements, extra)
-        # Of jax[tpu], it is what jax calls tpu that is asked for.
-        inner = [
-            entry
-            for package in own
-            for name in package.extras
-            if installed_version(package.name)
-            for entry in _of_extra(map(Requirement, metadata.requires(package.name) or []), name)
-        ]
-        yield _examine_extra(extra, own, inner)
+        if extra not in _FOR_DEVELOPERS:
+            yield _examine_extra(extra)
 
 
-def _of_extra(requirements: Iterable[Requirement], extra: str) -> list[Requirement]:
-    """What an extra adds, on this machine."""
+def missing_packages(extra: str) -> list[str] | None:
+    """What an extra needs and is not installed; None where this installation of pirl does not know the extra."""
+    packages = _of_extra("pirl", extra)
+    # Of jax[tpu], it is what jax calls tpu that is asked for.
+    inner = [
+        entry
+        for package in packages
+        for name in package.extras
+        if installed_version(package.name)
+        for entry in _of_extra(package.name, name)
+    ]
+    missing = [entry.name for entry in [*packages, *inner] if installed_version(entry.name) is None]
+    return missing if packages else None
+
+
+def _of_extra(package: str, extra: str) -> list[Requirement]:
+    """What an extra of a package adds, on this machine."""
+    requirements = map(Requirement, metadata.requires(package) or [])
     marked = ((entry, entry.marker) for entry in requirements if entry.marker is not None)
     return [entry for entry, marker in marked if marker.evaluate({"extra": extra}) > marker.evaluate({"extra": ""})]
 
 
-def _examine_extra(extra: str, packages: list[Requirement], inner: list[Requirement]) -> Finding:
+def _examine_extra(extra: str) -> Finding:
+    packages = _of_extra("pirl", extra)
     install = f"pip install 'pirl[{extra}]'"
     if extra in _SIMULATORS:
         install = f"make setup-{extra} (or {install})"
     versions = {package.name: installed_version(package.name) for package in packages}
     purpose = _PURPOSES.get(extra, f"what pirl[{extra}] is for")
-    if any(installed_version(package.name) is None for package in [*packages, *inner]):
+    if missing_packages(extra):
         return Finding("extras", extra, "absent", f"not installed: {purpose}", install)
     detail = f"{purpose}: {', '.join(f'{name} {version}' for name, version in versions.items())}"
     unfit = [entry for entry in packages if not entry.specifier.contains(versions[entry.name] or "", prereleases=True)]

@@ -8,8 +8,9 @@ import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from pirl.doctor.findings import Finding, gibibytes
+from pirl.doctor.findings import Finding
 from pirl.files import cache_directory, expand_home
+from pirl.words import size
 
 # With less, the first checkpoint of a small run may already fail.
 LEAST_SPACE = 2**30
@@ -39,7 +40,7 @@ def examine_place(name: str, place: Path, elsewhere: str) -> Finding:
     except OSError as error:
         detail = f"{place}: files cannot be {verb}: {error.strerror or error}"
         return Finding("storage", name, "bad", detail, elsewhere, needed=True)
-    detail = f"{place}: {gibibytes(free)} free"
+    detail = f"{place}: {size(free)} free"
     if free < LEAST_SPACE:
         return Finding("storage", name, "bad", detail, f"Make space. {elsewhere}")
     return Finding("storage", name, "good", f"{detail}; files can be {', '.join(_TRIALS)}", needed=True)
@@ -83,8 +84,8 @@ def _contents(cache: Path) -> str:
     sizes = {entry.name: _size(entry) for entry in sorted(cache.iterdir())} if cache.is_dir() else {}
     if not sizes:
         return "nothing yet"
-    parts = ", ".join(f"{name} {gibibytes(size)}" for name, size in sizes.items())
-    return f"{gibibytes(sum(sizes.values()))} in all: {parts}"
+    parts = ", ".join(f"{name} {size(count)}" for name, count in sizes.items())
+    return f"{size(sum(sizes.values()))} in all: {parts}"
 
 
 def _size(entry: Path) -> int:

@@ -11,12 +11,8 @@ from jaxtyping import Float64
 
 from pirl.envs.base import EnvDescription
 from pirl.envs.groups import Context
+from pirl.envs.seeds import FIRST_SEED, SEEDS, SEEDS_APART, TASKS_APART
 from pirl.errors import CheckpointError, ConfigError
-
-# Seeds of contexts lie where evaluations do not look for theirs, and fit into 31 bits, which every simulator takes.
-# Initial states of a task count from a round number, because some environments choose one of a number by the seed.
-_FIRST_SEED, _SEEDS = 1_000_000_000, 1_000_000_000
-_SEEDS_APART, _TASKS_APART = 1_000_000, 10_000
 
 
 @dataclass(frozen=True)
@@ -36,9 +32,9 @@ class CurriculumConfig:
     """How much of a running success rate stays when a new one is recorded."""
 
     def __post_init__(self) -> None:
-        if self.initial_states is not None and not 1 <= self.initial_states <= _TASKS_APART:
+        if self.initial_states is not None and not 1 <= self.initial_states <= TASKS_APART:
             raise ConfigError(
-                f"curriculum.initial_states = {self.initial_states} should be between 1 and {_TASKS_APART}, or left out."
+                f"curriculum.initial_states = {self.initial_states} should be between 1 and {TASKS_APART}, or left out."
             )
         if not 0 < self.success_rate_target < 1:
             raise ConfigError(
@@ -143,13 +139,13 @@ class Curriculum:
         probabilities = weights[:, 0] / weights.sum()
         drawn: set[int] = set()
         while True:
-            task, seed = rng.choice(len(self._tasks), p=probabilities), _FIRST_SEED + int(rng.integers(_SEEDS))
+            task, seed = rng.choice(len(self._tasks), p=probabilities), FIRST_SEED + int(rng.integers(SEEDS))
             if seed not in drawn:
                 drawn.add(seed)
                 yield Context(self._tasks[task], seed)
 
     def _seed_of(self, task: int, number: int) -> int:
-        return _FIRST_SEED + (self._seed * _SEEDS_APART + task * _TASKS_APART + number) % _SEEDS
+        return FIRST_SEED + (self._seed * SEEDS_APART + task * TASKS_APART + number) % SEEDS
 
     def _number(self, context: Context) -> int:
         """Which initial state of its task it is."""

@@ -11,14 +11,13 @@ from typing import Any
 
 from pirl.envs.base import Start
 from pirl.envs.experts import ExpertConfig
-from pirl.envs.intervals import Pairs, mcnemar, paired_difference, wilson
+from pirl.envs.intervals import SIGNIFICANT, Pairs, mcnemar, paired_difference, probability, wilson
 from pirl.envs.planner import Planner
 from pirl.envs.pools import EnvPool
 from pirl.envs.rollouts import Rollout, roll_out
 from pirl.envs.video import Film
 from pirl.errors import DataError
 
-SIGNIFICANT = 0.05
 # What may change the outcome of an episode or of training, where it is installed.
 _PACKAGES = (
     *("pirl", "jax", "numpy", "flax", "optax", "orbax-checkpoint"),
@@ -187,7 +186,7 @@ class Comparison:
         low, high = self.interval
         facts = (
             f"{100 * self.difference:+.1f} points [{100 * low:+.1f}, {100 * high:+.1f}] on {self.pairs.n} paired "
-            f"episodes, p {_probability(self.p_value)} (exact McNemar test)"
+            f"episodes, p {probability(self.p_value)} (exact McNemar test)"
         )
         if self.p_value >= SIGNIFICANT:
             return f"No difference between {first} and {second} can be told: {facts}."
@@ -242,7 +241,3 @@ def _by_start(evaluation: Evaluation) -> dict[tuple[str, int], EpisodeResult]:
 def _mean(values: Iterable[float]) -> float | None:
     listed = list(values)
     return fmean(listed) if listed else None
-
-
-def _probability(p: float) -> str:
-    return "< 0.0001" if p < 0.0001 else f"= {p:.4f}" if p < 0.01 else f"= {p:.3f}"

@@ -4,6 +4,9 @@ import math
 from dataclasses import dataclass
 from statistics import NormalDist
 
+# A difference whose p value is below this is told as one.
+SIGNIFICANT = 0.05
+
 
 def wilson(successes: int, n: int, confidence: float = 0.95) -> tuple[float, float]:
     """Wilson's score interval of a success rate; of no episodes at all, everything is possible."""
@@ -77,3 +80,8 @@ def _correlation(pairs: Pairs) -> float:
     if excess > 0:
         excess = max(0.0, excess - pairs.n / 2)
     return excess / math.sqrt(product)
+
+
+def probability(p_value: float) -> str:
+    """A p value as it follows a p, with as many digits as it deserves."""
+    return "< 0.0001" if p_value < 0.0001 else f"= {p_value:.4f}" if p_value < 0.01 else f"= {p_value:.3f}"

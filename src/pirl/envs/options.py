@@ -2,14 +2,12 @@
 
 import inspect
 import re
-import types
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any, get_args, get_origin, get_type_hints
 
+from pirl.conversion import convert, in_words
 from pirl.errors import ConfigError, did_you_mean
-
-_BOOLS = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
 
 
 @dataclass(frozen=True)
@@ -40,7 +38,7 @@ def convert_options(where: str, env_class: type, options: Mapping[str, Any]) -> 
             has = f"It has {', '.join(known)}." if known else "It has none."
             raise ConfigError(f"{where} has no option {name!r}. {did_you_mean(name, known)}{has}")
         try:
-            converted[name] = _convert(value, hints[name])
+            converted[name] = convert(value, hints[name], texts=True)
         except ValueError:
             raise ConfigError(f"{where}: {name} should be {_kind(hints[name])}; it is {value!r:.80}.") from None
     return converted
@@ -51,61 +49,10 @@ def _parameters(env_class: type) -> dict[str, inspect.Parameter]:
     return {name: parameter for name, parameter in parameters.items() if parameter.kind is not parameter.VAR_KEYWORD}
 
 
-def _convert(value: Any, hint: Any) -> Any:
-    """A value of the annotated type from itself or from text; a ValueError if it is none."""
-    origin, choices = get_origin(hint), get_args(hint)
-    if hint is Any:
-        return value
-    if origin in (Union, types.UnionType):
-        # Text fits everything, so it comes last.
-        for choice in sorted(choices, key=lambda choice: choice is str):
-            try:
-                return _convert(value, choice)
-            except ValueError:
-                continue
-        raise ValueError
-    if origin is Literal:
-        for choice in choices:
-            if value == choice or (isinstance(value, str) and value == str(choice)):
-                return choice
-        raise ValueError
-    if origin is tuple:
-        parts = [part.strip() for part in value.split(",") if part.strip()] if isinstance(value, str) else value
-        if not isinstance(parts, list | tuple):
-            raise ValueError
-        return tuple(_convert(part, choices[0]) for part in parts)
-    return _convert_simple(value, hint)
-
-
-def _convert_simple(value: Any, kind: type) -> Any:
-    if kind is types.NoneType:
-        if value is None or (isinstance(value, str) and value.lower() == "none"):
-            return None
-    elif kind is bool:
-        if isinstance(value, bool):
-            return value
-        if isinstance(value, str) and value.lower() in _BOOLS:
-            return _BOOLS[value.lower()]
-    elif kind in (int, float):
-        # By type, because True counts as an int.
-        if isinstance(value, str) or type(value) is int or type(value) is kind:
-            return kind(value)
-    elif isinstance(value, kind):
-        return value
-    raise ValueError
-
-
 def _kind(hint: Any) -> str:
-    """What a type takes, in words."""
-    origin, choices = get_origin(hint), get_args(hint)
-    if origin in (Union, types.UnionType):
-        return " or ".join(map(_kind, choices))
-    if origin is Literal:
-        return " or ".join(map(str, choices))
-    if origin is tuple:
-        return f"a list of {_kind(choices[0])} with commas between"
-    words = {int: "a whole number", float: "a number", bool: "true or false", str: "text", types.NoneType: "none"}
-    return words.get(hint, getattr(hint, "__name__", str(hint)))
+    """What a type takes, in words, and how lists are typed."""
+    lists = any(get_origin(choice) is tuple for choice in (hint, *get_args(hint)))
+    return f"{in_words(hint)}{' with commas between' if lists else ''}"
 
 
 def _read_help(env_class: type) -> dict[str, str]:

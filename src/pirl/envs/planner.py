@@ -20,7 +20,7 @@ from pirl.errors import CheckpointError, ConfigError, did_you_mean
 from pirl.interop import Checkpoint, NormStats, load_policy, open_checkpoint, resolve_config
 from pirl.models import GuidedObservation, Observation, Pi0, Pi0Config, Tokenizer, plan_chunks
 from pirl.models.types import Array
-from pirl.run_files import RunFiles
+from pirl.run_files import RunFiles, saved_steps
 
 NO_STATISTICS = "none"
 # From observations (guided ones, where it plans guided), and a key for each of them, to chunks.
@@ -140,7 +140,10 @@ def load_planner(
     opened = open_checkpoint(find_policy(checkpoint))
     config = resolve_config(opened, model)
     seen = _visible(_own_robot(opened) or description.robot, config) if robot is None else load_robot(robot)
-    statistics = _choose_statistics(opened, asset_id)
+    statistics = None
+    if asset_id != NO_STATISTICS:
+        without = f"say --asset-id {NO_STATISTICS} if it was trained without"
+        _, statistics = choose_statistics(opened, asset_id, flag="--asset-id", otherwise=without)
     check_policy(seen, config, statistics, description)
     tokenizer = Tokenizer.for_model(config) if config.max_token_len else None
     policy_io = PolicyIO(seen, config, statistics, tokenizer)
@@ -162,10 +165,36 @@ def find_policy(path: Path) -> Path:
         if run.is_run:
             raise CheckpointError(f"the run {path} has not written a policy yet.")
         return path
-    steps = [int(entry.name) for entry in policies.iterdir() if entry.is_dir() and entry.name.isdigit()]
+    steps = saved_steps(policies)
     if not steps:
         raise CheckpointError(f"the run {path} has not written a policy yet: {policies} is empty.")
-    return policies / str(max(steps))
+    return policies / str(steps[-1])
+
+
+def choose_statistics(
+    checkpoint: Checkpoint, asset_id: str | None, default: str | None = None, *, flag: str, otherwise: str
+) -> tuple[str, dict[str, NormStats]]:
+    """The statistics of a checkpoint and their name: as told, else the only ones it has, else those called `default`.
+
+    `flag` and `otherwise` are for who has to choose: how one says which, and what to do where there are none.
+    """
+    found = checkpoint.norm_stats()
+    if asset_id is None and len(found) == 1:
+        return next(iter(found.items()))
+    name = asset_id or default
+    if name in found:
+        return name, found[name]
+    if not found:
+        raise ConfigError(
+            f"{checkpoint.directory} has no statistics (assets/<id>/norm_stats.json), without which its actions mean "
+            f"nothing to the robot: copy the ones it was trained with, or {otherwise}."
+        )
+    if name is None:
+        raise ConfigError(f"{checkpoint.directory} has several statistics: choose one, {flag} {' or '.join(found)}.")
+    raise ConfigError(
+        f"{checkpoint.directory} has no statistics {name!r}. {did_you_mean(name, found)}It has {', '.join(found)}: "
+        f"choose with {flag}."
+    )
 
 
 def check_policy(
@@ -228,27 +257,3 @@ def _own_robot(checkpoint: Checkpoint) -> Robot | None:
     """The robot that a policy says it was trained for."""
     described = checkpoint.description.get("robot")
     return None if described is None else Robot.from_dict(described)
-
-
-def _choose_statistics(checkpoint: Checkpoint, asset_id: str | None) -> dict[str, NormStats] | None:
-    if asset_id == NO_STATISTICS:
-        return None
-    found = checkpoint.norm_stats()
-    if asset_id is None and len(found) == 1:
-        return next(iter(found.values()))
-    if asset_id is not None and asset_id in found:
-        return found[asset_id]
-    if not found:
-        raise ConfigError(
-            f"{checkpoint.directory} has no statistics (assets/<id>/norm_stats.json), without which its actions mean "
-            f"nothing to the robot: copy the ones it was trained with, or say --asset-id {NO_STATISTICS} if it was "
-            "trained without."
-        )
-    if asset_id is None:
-        raise ConfigError(
-            f"{checkpoint.directory} has several statistics: choose one, --asset-id {' or '.join(found)}."
-        )
-    raise ConfigError(
-        f"{checkpoint.directory} has no statistics {asset_id!r}. {did_you_mean(asset_id, found)}It has "
-        f"{', '.join(found)}."
-    )

@@ -1,6 +1,5 @@
 """Many environments at once: each slot of a pool is started, told actions to execute, and waited for."""
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from types import TracebackType
@@ -13,6 +12,7 @@ from pirl.envs.base import EnvDescription, EnvObservation, EnvState, Start
 from pirl.envs.experts import ExpertConfig
 from pirl.envs.registry import EnvConfig, find_env_class
 from pirl.errors import ConfigError
+from pirl.processes import usable_cores
 
 # Of which observations there are pictures: of all, or only of the one after the last action, to plan from.
 Pictures = Literal["all", "last"]
@@ -96,10 +96,10 @@ class EnvPool(Protocol):
 
 
 def default_size(config: EnvConfig) -> int:
-    """How many environments at a time are sensible: where each is a process, no more than there are cores."""
+    """How many environments at a time are sensible: where each is a process, no more than it may use cores."""
     env_class, _ = find_env_class(config)
     most = 16
-    return most if hasattr(env_class, "make_pool") else min(most, os.cpu_count() or 1)
+    return most if hasattr(env_class, "make_pool") else min(most, usable_cores())
 
 
 def open_pool(

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from pirl.errors import ConfigError
+from pirl.processes import usable_cores
 
 # How long a cluster may take to answer at all, and to find a CPU for every environment: some grow when asked.
 _CONNECTING_TIMEOUT = 10.0
@@ -64,7 +65,7 @@ def _connect(ray: Any, address: str, size: int) -> None:
     settings: dict[str, Any] = {}
     if address == "local":
         # As with processes, who asks for more environments than there are cores gets them.
-        settings = {"num_cpus": max(size, os.cpu_count() or 1), "include_dashboard": False}
+        settings = {"num_cpus": max(size, usable_cores()), "include_dashboard": False}
     elif address != "auto":
         _check_address(address)
     handler = signal.getsignal(signal.SIGTERM)

@@ -7,7 +7,7 @@ import os
 import re
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import ModuleType
 from typing import Any
 
@@ -30,6 +30,13 @@ class EnvConfig:
     adapter: str | None = None
     """`module:Class` or `path/to/file.py:Class`: a subclass of `EnvAdapter` that translates the environment."""
     options: Mapping[str, Any] = field(default_factory=dict)
+
+    def flags(self) -> tuple[str, ...]:
+        """As one would give it to a command."""
+        words = ["--env", self.id, *(() if self.adapter is None else ("--env.adapter", self.adapter))]
+        for name, option in self.options.items():
+            words += [f"--env.{name.replace('_', '-')}", _text(option, self.adapter is not None)]
+        return tuple(words)
 
 
 @dataclass(frozen=True)
@@ -93,6 +100,14 @@ def find_env_class(config: EnvConfig) -> tuple[type[RobotEnv], dict[str, Any]]:
         "pirl.envs.EnvAdapter with `robot`, `fps`, `prompt`, `observe()` and `success()`, and name it with "
         "--env.adapter my_adapter.py:MyAdapter (see docs/environments.md)."
     )
+
+
+def with_render_size(config: EnvConfig, size: int) -> EnvConfig:
+    """The environment with pictures of this size for people, if it can be told and its options do not say another."""
+    env_class, _ = find_env_class(config)
+    if "render_size" not in inspect.signature(env_class).parameters:
+        return config
+    return replace(config, options={"render_size": size, **config.options})
 
 
 def _load_known(known: KnownEnv) -> type[RobotEnv]:
@@ -174,3 +189,12 @@ def _literal(value: Any) -> Any:
         return ast.literal_eval(value) if isinstance(value, str) else value
     except (ValueError, SyntaxError):
         return value
+
+
+def _text(option: Any, is_foreign: bool) -> str:
+    """What is read back as the same: of a foreign environment as a literal, else as what the option takes."""
+    if is_foreign:
+        return option if isinstance(option, str) and _literal(option) == option else repr(option)
+    if isinstance(option, bool):
+        return str(option).lower()
+    return ",".join(map(str, option)) if isinstance(option, list | tuple) else str(option)

@@ -12,13 +12,11 @@ from pirl.envs.base import EnvDescription, EnvObservation, EnvState, Start
 from pirl.envs.experts import ExpertConfig
 from pirl.envs.planner import Planner
 from pirl.envs.pools import EnvPool, Lost, Segment, Started
+from pirl.envs.seeds import SEEDS_APART, TASKS_APART
 from pirl.errors import ConfigError, EnvError, did_you_mean
 
 # So many episodes may be lost while nothing has come of any.
 PATIENCE = 3
-# How far the seeds of evaluations lie apart, and in them those of tasks. Each task counts from a round number, because
-# some environments choose among a number of initial states by the seed.
-_SEEDS_APART, _TASKS_APART = 1_000_000, 10_000
 
 
 @dataclass(frozen=True)
@@ -73,7 +71,7 @@ def make_starts(description: EnvDescription, episodes: int, seed: int, task: str
     for index in range(episodes):
         number = numbers[index % len(numbers)]
         count = index // len(numbers)
-        starts.append(Start(tasks[number], seed * _SEEDS_APART + number * _TASKS_APART + count))
+        starts.append(Start(tasks[number], seed * SEEDS_APART + number * TASKS_APART + count))
     return starts
 
 

@@ -18,6 +18,7 @@ from pirl.envs.pools import Lost
 from pirl.envs.registry import EnvConfig, make_env
 from pirl.envs.stepping import Stepper
 from pirl.envs.watched_pool import LEAVING_TIMEOUT, Answer, Ready, WatchedPool, Worker, explain
+from pirl.processes import exit_in_words
 
 # How often workers look whether the parent is still there.
 _PARENT_CHECK_INTERVAL = 0.5
@@ -94,7 +95,9 @@ class _Process(Worker):
             answer: Answer | None = self.connection.recv() if self.connection.poll() else None
         except (EOFError, OSError):
             self.process.join(LEAVING_TIMEOUT)
-            return Lost(f"the environment's process ended: {_describe_end(self.process.exitcode)}")
+            code = self.process.exitcode
+            how = "it closed its pipe" if code is None else exit_in_words(code)
+            return Lost(f"the environment's process is gone: {how}")
         return answer
 
     def is_there(self) -> bool:
@@ -131,12 +134,6 @@ class ProcessPool(WatchedPool[_Process]):
         deadline = time.monotonic() + seconds
         for worker in workers:
             worker.process.join(max(0.0, deadline - time.monotonic()))
-
-
-def _describe_end(code: int | None) -> str:
-    if code is None:
-        return "it closed its pipe"
-    return f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
 
 
 @contextlib.contextmanager

@@ -21,12 +21,13 @@ import jax.numpy as jnp
 import orbax.checkpoint as ocp
 import tensorstore
 
-from pirl.errors import CheckpointError, ConfigError
+from pirl.errors import CheckpointError, ConfigError, in_one_line
 from pirl.interop.norm_stats import FILE_NAME, NormStats, read_norm_stats
 from pirl.models.config import Pi0Config, get_model_config, list_model_configs
 from pirl.models.lora import init_lora
 from pirl.models.parameters import expected_parameters, set_parameters
 from pirl.models.pi0 import Pi0, abstract_model
+from pirl.run_files import saved_steps
 
 DESCRIPTION_FILE = "pirl.json"
 Style = Literal["released", "trained"]
@@ -238,8 +239,7 @@ def _key(entry: Any) -> str:
 
 
 def _hint(directory: Path) -> str:
-    steps = sorted(int(entry.name) for entry in directory.iterdir() if entry.is_dir() and entry.name.isdigit())
-    if steps:
+    if steps := saved_steps(directory):
         newest = directory / str(steps[-1])
         return f" It holds the checkpoints of steps {', '.join(map(str, steps))}: name one, e.g. {newest}."
     if (directory / "model.safetensors").is_file():
@@ -306,9 +306,9 @@ def _named_damage(directory: Path, what: str) -> Iterator[None]:
     except (CheckpointError, MemoryError, jax.errors.JaxRuntimeError):
         raise
     except Exception as error:  # TensorStore's arrive as bare Exceptions
-        reason = str(error).strip().splitlines()[0][:300] if str(error).strip() else type(error).__name__
         raise CheckpointError(
-            f"{directory} is damaged or incomplete: reading {what} failed ({reason}). Copy the checkpoint again."
+            f"{directory} is damaged or incomplete: reading {what} failed ({in_one_line(error)}). Copy the checkpoint "
+            "again."
         ) from error
 
 

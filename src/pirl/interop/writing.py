@@ -18,7 +18,7 @@ from jax.experimental import multihost_utils
 
 import pirl
 from pirl.errors import CheckpointError
-from pirl.files import expand_home, remove_directory
+from pirl.files import expand_home, put_back, put_in_place, remove_directory
 from pirl.interop.norm_stats import FILE_NAME, NormStats, write_norm_stats
 from pirl.interop.reading import DESCRIPTION_FILE, Style, quiet_orbax
 from pirl.models.config import Pi0Config
@@ -176,17 +176,11 @@ def _appears_whole(directory: Path) -> Iterator[Path]:
     directory.parent.mkdir(parents=True, exist_ok=True)
     owner = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
     partial = directory.parent / f".{directory.name}.partial-{owner}"
-    replaced = directory.parent / f".{directory.name}.replaced"
     try:
         partial.mkdir()  # inside the try: an interrupt may come between any two lines
         yield partial
-        if directory.exists():
-            directory.rename(replaced)
-        partial.rename(directory)
-        shutil.rmtree(replaced, ignore_errors=True)
+        put_in_place(partial, directory)
     finally:
-        if replaced.exists() and not directory.exists():
-            replaced.rename(directory)
         remove_directory(partial)
 
 
@@ -202,20 +196,13 @@ def _appears_to_all(directory: Path) -> Iterator[Path]:
     yield partial
     multihost_utils.sync_global_devices(f"{partial} is complete")
     if is_first:
-        replaced = directory.parent / f".{directory.name}.replaced"
-        if directory.exists():
-            directory.rename(replaced)
-        partial.rename(directory)
-        shutil.rmtree(replaced, ignore_errors=True)
+        put_in_place(partial, directory)
     multihost_utils.sync_global_devices(f"{directory} is there")
 
 
 def _clear_remains(directory: Path) -> None:
     """What a killed save to this place left behind: put the old checkpoint back, remove what never got complete."""
-    replaced = directory.parent / f".{directory.name}.replaced"
-    if replaced.exists() and not directory.exists():
-        replaced.rename(directory)
-    shutil.rmtree(replaced, ignore_errors=True)
+    put_back(directory)
     marker = f".{directory.name}.partial-{socket.gethostname()}-"
     for leftover in directory.parent.glob(f"{marker}*"):
         pid = leftover.name.removeprefix(marker).split("-")[0]

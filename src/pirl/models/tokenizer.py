@@ -15,7 +15,7 @@ import sentencepiece
 from jaxtyping import Bool, Float, Int, Int64
 
 from pirl.errors import ObservationError, UserError
-from pirl.files import expand_home
+from pirl.files import cache_directory, expand_home
 from pirl.models.config import Pi0Config
 
 log = logging.getLogger(__name__)
@@ -28,9 +28,8 @@ _SOURCE = "https://storage.googleapis.com/big_vision/paligemma_tokenizer.model"
 
 def _cached_files() -> list[Path]:
     """Where the PaliGemma file may lie already: pirl's cache, and that of OpenPI."""
-    cache = expand_home(os.environ.get("XDG_CACHE_HOME") or "~/.cache")
     openpi = expand_home(os.environ.get("OPENPI_DATA_HOME") or "~/.cache/openpi")
-    return [cache / "pirl" / _FILE, openpi / "big_vision" / _FILE]
+    return [cache_directory() / _FILE, openpi / "big_vision" / _FILE]
 
 
 def find_tokenizer(path: str | os.PathLike[str] | None = None) -> Path:

@@ -1,7 +1,9 @@
 """The process that compiles: `python -m pirl.plan.apart TOPOLOGY DIRECTORY` reads a configuration there and answers."""
 
 import json
+import os
 import sys
+import threading
 from pathlib import Path
 
 from pirl.config import load_config
@@ -27,5 +29,13 @@ def _say(what: str) -> None:
     print(what, flush=True)
 
 
+def _end_with_whoever_asked() -> None:
+    """Nobody wants the answer any more when the other end of this process's input is gone, however it went."""
+    while sys.stdin.buffer.read(1):
+        pass
+    os._exit(1)
+
+
 if __name__ == "__main__":
+    threading.Thread(target=_end_with_whoever_asked, daemon=True).start()
     sys.exit(main(*sys.argv[1:]))

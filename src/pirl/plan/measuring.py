@@ -7,8 +7,7 @@ from typing import Any
 
 import jax
 
-from pirl.config import RLTrainConfig
-from pirl.errors import ConfigError
+from pirl.config import RLTrainConfig, check_layout
 from pirl.plan.advice import Change, list_changes
 from pirl.plan.compiling import abstract_agent, abstract_batch_in_place, abstract_setup, trace_update
 from pirl.plan.flops import count_flops
@@ -111,19 +110,6 @@ def measure(config: RLTrainConfig, topology: Topology, say: Say = lambda _: None
 def to_plain(measurement: Measurement) -> dict[str, Any]:
     """Ready for JSON."""
     return asdict(measurement)
-
-
-def check_layout(config: RLTrainConfig, devices: int) -> None:
-    """Raise if the batch or the parameters cannot be divided among so many devices."""
-    unit = devices * config.agent.accumulation_steps
-    if config.batch_size < 1 or config.batch_size % unit:
-        size = max(1, -(-config.batch_size // unit)) * unit
-        raise ConfigError(
-            f"batch_size = {config.batch_size} should be a multiple of {unit} (devices × accumulation steps), such as "
-            f"--batch-size {size}."
-        )
-    if config.fsdp_devices < 1 or devices % config.fsdp_devices:
-        raise ConfigError(f"fsdp_devices = {config.fsdp_devices} should divide the number of devices, {devices}.")
 
 
 def other_batch(config: RLTrainConfig, devices: int) -> int:

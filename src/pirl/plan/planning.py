@@ -12,10 +12,11 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from pirl.config import RLTrainConfig, format_config, to_plain
+from pirl.config import RLTrainConfig, check_layout, format_config, to_plain
+from pirl.data.robots import load_robot
 from pirl.errors import TrainingError, UserError
 from pirl.files import cache_directory, write_file
-from pirl.plan.measuring import Measurement, check_layout
+from pirl.plan.measuring import Measurement
 from pirl.plan.topologies import Topology, check_topology, environment
 from pirl.processes import exit_in_words, last_lines
 
@@ -53,7 +54,8 @@ def _on(topology: Topology, measured: Measurement) -> Measurement:
 def cache_key(config: RLTrainConfig, topology: Topology) -> str:
     """The same for what compiles to the same: configuration, devices, versions, and pirl's own sources."""
     plain, target = to_plain(config), f"{topology.count} simulated" if topology.simulated else topology.name
-    facts = {name: plain[name] for name in _DECISIVE} | {"name": config.name, "robot": config.data.robot}
+    facts = {name: plain[name] for name in _DECISIVE} | {"name": config.name}
+    facts |= {"robot": load_robot(config.data.robot).to_dict()}
     facts |= {"limit": config.health.loss_limit, "compiled_for": target}
     facts |= {"versions": _versions(), "sources": _sources()}
     return hashlib.blake2b(json.dumps(facts, sort_keys=True, default=str).encode(), digest_size=16).hexdigest()
@@ -70,7 +72,7 @@ def _compile_apart(config: RLTrainConfig, topology: Topology, say: Say) -> str:
             log.open("wb") as errors,
             subprocess.Popen(
                 command,
-                stdin=subprocess.DEVNULL,
+                stdin=subprocess.PIPE,  # nothing is written: when it closes, nobody waits any more
                 stdout=subprocess.PIPE,
                 stderr=errors,
                 env={**os.environ, **environment(topology)},
@@ -107,7 +109,7 @@ def _versions() -> dict[str, str]:
 def _sources() -> str:
     digest = hashlib.blake2b(digest_size=16)
     root = Path(__file__).parents[1]
-    for part in ("agents", "models", "plan", "training"):
+    for part in ("agents", "config", "data", "models", "plan", "training"):
         for file in sorted((root / part).rglob("*.py")):
             digest.update(file.read_bytes())
     return digest.hexdigest()

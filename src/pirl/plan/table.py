@@ -9,6 +9,7 @@ from rich.table import Table
 from pirl.plan.estimates import EFFICIENCY, Advice, Estimate, advise, make_estimate, needed_devices
 from pirl.plan.measuring import Measurement
 from pirl.plan.topologies import GIB, Topology
+from pirl.words import short_duration
 
 # How the kinds of bytes are called, in the order in which they are shown.
 _KINDS = {
@@ -86,7 +87,7 @@ def summary_cells(plan: Plan) -> list[str]:
         {True: "yes", False: "no", None: "?"}[estimate.fits],
         gib(estimate.peak) if math.isfinite(estimate.peak) else "more",
         "?" if measured.memory is None else gib(measured.memory),
-        "" if timed is None else duration(timed),
+        "" if timed is None else short_duration(timed),
         "" if timed is None else f"{measured.batch_size / timed:,.0f}",
         "?" if largest is None else f"{largest:,}",
     ]
@@ -149,13 +150,11 @@ def _rest(plan: Plan) -> list[str]:
         lines += [f"  sent           {gib(sum(measured.sent.values()))} by each device{f' ({kinds})' if kinds else ''}"]
     if estimate.fits is not False and estimate.step_seconds is not None:
         parts = ", ".join(
-            f"{_LIMITS[name]} {duration(seconds)} at {EFFICIENCY[name]:.0%}"
+            f"{_LIMITS[name]} {short_duration(seconds)} at {EFFICIENCY[name]:.0%}"
             for name, seconds in estimate.seconds.items()
         )
-        speed = measured.batch_size / estimate.step_seconds
-        lines += [
-            f"  update         about {duration(estimate.step_seconds)}, {speed:,.0f} samples/s: the longest of {parts}"
-        ]
+        about = f"{short_duration(estimate.step_seconds)}, {measured.batch_size / estimate.step_seconds:,.0f} samples/s"
+        lines += [f"  update         about {about}: the longest of {parts}"]
     if estimate.largest_batch is not None:
         compiled = " and ".join(str(batch) for batch, _ in sorted(measured.temporary)) or "none"
         # A line tells little about what is far away: other parts of an update may then need the most.
@@ -206,10 +205,3 @@ def _finite(size: float) -> float | None:
 def gib(size: float | int) -> str:
     """Bytes for people."""
     return f"{size / GIB:,.2f} GiB" if size >= GIB / 100 else f"{size / (1 << 20):,.2f} MiB"
-
-
-def duration(seconds: float) -> str:
-    """Seconds for people."""
-    if seconds < 1e-3:
-        return f"{1e6 * seconds:.3g} µs"
-    return f"{1e3 * seconds:.3g} ms" if seconds < 1 else f"{seconds:.3g} s"

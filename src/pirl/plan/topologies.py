@@ -1,13 +1,13 @@
 """Machines by name: what each of their chips can hold, compute and send, and devices to compile for."""
 
-import importlib.util
 import math
-import os
 import re
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 from pirl.errors import ConfigError, did_you_mean
+from pirl.memory import machine_memory, read_host
+from pirl.packages import is_installed
 
 if TYPE_CHECKING:
     import jax
@@ -124,7 +124,7 @@ def parse_topology(text: str) -> Topology:
 
 def check_topology(topology: Topology) -> None:
     """Raise if what compiles for it is not installed."""
-    if topology.chip.platform == "tpu" and not topology.here and importlib.util.find_spec("libtpu") is None:
+    if topology.chip.platform == "tpu" and not topology.here and not is_installed("libtpu"):
         raise ConfigError(
             f"--topology {topology.name}: compiling for TPUs needs their compiler, which runs on any Linux machine: "
             "pip install 'pirl[plan]'."
@@ -197,4 +197,5 @@ def found_here(topology: Topology, kind: str, count: int) -> Topology:
 
 
 def _host_memory() -> float:
-    return float(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    """What the processes of this machine, or of the container they are in, may use."""
+    return float(read_host().total or machine_memory())

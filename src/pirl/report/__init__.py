@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from pirl.report.curves import Panel, curves_section
     from pirl.report.film import Episode, episodes_section
     from pirl.report.page import Section, build_page
-    from pirl.report.provenance import config_differences, describe_machine, provenance_section
+    from pirl.report.provenance import describe_machine, differing_settings, provenance_section
     from pirl.report.runs import Curve, Event, Run, read_run, seen_against
 
 __getattr__, __dir__, __all__ = lazy_names(
@@ -19,7 +19,7 @@ __getattr__, __dir__, __all__ = lazy_names(
         "curves": ("Panel", "curves_section"),
         "film": ("Episode", "episodes_section"),
         "page": ("Section", "build_page"),
-        "provenance": ("config_differences", "describe_machine", "provenance_section"),
+        "provenance": ("describe_machine", "differing_settings", "provenance_section"),
         "runs": ("Curve", "Event", "Run", "read_run", "seen_against"),
     },
 )

@@ -5,11 +5,10 @@ from dataclasses import dataclass
 from html import escape
 from typing import Any
 
+from pirl.envs.intervals import SIGNIFICANT, probability
 from pirl.errors import DataError
 from pirl.report.page import Column, Section, figure, table
 from pirl.report.svg import bar, bar_axis
-
-_SIGNIFICANT = 0.05
 
 
 @dataclass(frozen=True)
@@ -37,15 +36,13 @@ class PolicyResult:
     paired: Difference | None = None
 
 
-def read_results(results: Mapping[str, Mapping[str, Any]], order: Sequence[str] | None = None) -> list[PolicyResult]:
-    """The results of a `results.json`, in the given order of its keys.
+def read_results(results: Mapping[str, Mapping[str, Any]]) -> list[PolicyResult]:
+    """The results of a `results.json`, in its order.
 
     Each has `success`, `low`, `high` and `episodes`, and may have `name`, `description`, `updates`, `minutes` and
     `paired`: the comparison with the baseline (`difference`, `interval`, `p_value`) as `Comparison.to_json` gives it.
     """
-    if unknown := [key for key in order or () if key not in results]:
-        raise DataError(f"there is no result of {', '.join(unknown)}; there is {', '.join(results)}.")
-    return [_read_result(key, results[key]) for key in order or results]
+    return [_read_result(key, result) for key, result in results.items()]
 
 
 def headline(policy: PolicyResult, baseline: PolicyResult) -> str:
@@ -62,8 +59,8 @@ def headline(policy: PolicyResult, baseline: PolicyResult) -> str:
         return f"{facts}: {policy.name} is worse, and the 95 % intervals do not overlap."
     if policy.paired is None:
         return f"{facts}. The 95 % intervals overlap: these episodes do not tell which is better."
-    difference = f"{_difference(policy.paired)} points, p {_probability(policy.paired.p_value)}"
-    if policy.paired.p_value >= _SIGNIFICANT:
+    difference = f"{_difference(policy.paired)} points, p {probability(policy.paired.p_value)}"
+    if policy.paired.p_value >= SIGNIFICANT:
         return f"{facts}. The 95 % intervals overlap, and no difference can be told on the same starts ({difference})."
     better = "better" if policy.paired.difference > 0 else "worse"
     return f"{facts}. The 95 % intervals overlap, but start by start {policy.name} is {better} ({difference})."
@@ -165,7 +162,7 @@ def _table(results: Sequence[PolicyResult], baseline: str) -> str:
             "" if result.updates is None else f"{result.updates:,}",
             "" if result.minutes is None else f"{result.minutes:.1f}",
             _difference(result.paired) if result.paired else "",
-            _probability(result.paired.p_value).removeprefix("= ") if result.paired else "",
+            probability(result.paired.p_value).removeprefix("= ") if result.paired else "",
         )
         for result in results
     ]
@@ -179,7 +176,3 @@ def _difference(paired: Difference) -> str:
 
 def _points(share: float) -> str:
     return f"{100 * share:+.1f}".replace("-", "−")
-
-
-def _probability(p_value: float) -> str:
-    return "< 0.0001" if p_value < 0.0001 else f"= {p_value:.4f}" if p_value < 0.01 else f"= {p_value:.3f}"

@@ -1,20 +1,19 @@
 """Where the numbers come from: the commands, the differences of the configurations, versions, machine and time."""
 
-import os
 import platform
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from pirl.processes import usable_cores
 from pirl.report.page import Column, Section, code_block, figure, table
 
 
 def describe_machine() -> dict[str, str]:
     """What the times depend on."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return {"System": f"{platform.system()} {platform.machine()}", "Cores": str(cores)}
+    return {"System": f"{platform.system()} {platform.machine()}", "Cores": str(usable_cores())}
 
 
-def config_differences(configs: Mapping[str, Mapping[str, Any]]) -> dict[str, list[str]]:
+def differing_settings(configs: Mapping[str, Mapping[str, Any]]) -> dict[str, list[str]]:
     """The fields, by dotted name, in which configurations differ, with the value in each; empty where it has none."""
     flat = [_flatten(config) for config in configs.values()]
     names = dict.fromkeys(name for config in flat for name in config)
@@ -32,7 +31,7 @@ def provenance_section(
 ) -> Section:
     """The commands to copy, the fields in which the runs differ, and facts: versions, machine, date, durations."""
     body = code_block("\n".join(commands))
-    if configs and (differences := config_differences(configs)):
+    if configs and (differences := differing_settings(configs)):
         columns = [Column("Setting"), *(Column(name) for name in configs)]
         rows = [(name, *values) for name, values in differences.items()]
         body += figure(table(columns, rows), "Only settings that are not the same in all of these runs.", "Settings")

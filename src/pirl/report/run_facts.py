@@ -13,7 +13,7 @@ import yaml
 
 from pirl.errors import DataError
 from pirl.report.iterations import PREFIXES, Iteration, find_iterations
-from pirl.report.runs import Curve, Event, Log, Run, read_log
+from pirl.report.runs import Curve, Event, Log, Run, count_env_steps, env_steps_metric, read_log
 from pirl.report.state import State, find_state
 from pirl.run_files import RunFiles
 
@@ -68,12 +68,12 @@ class RunFacts:
     @property
     def env_steps_metric(self) -> str | None:
         """Under which name the run counts its steps in the environment, if it takes any."""
-        return next((name for name in ("rollout/env_steps", "online/env_steps") if name in self.run.curves), None)
+        return env_steps_metric(self.run.curves)
 
     @property
     def env_steps(self) -> int | None:
         """Steps in the environment so far."""
-        return None if self.env_steps_metric is None else int(np.nanmax(self.run.curves[self.env_steps_metric].values))
+        return count_env_steps(self.run.curves)
 
     @property
     def progress(self) -> str:
@@ -81,10 +81,9 @@ class RunFacts:
         updates = f"{self.updates:,} {'update' if self.updates == 1 else 'updates'}"
         if self.learner == "ript":
             return f"{len(self.iterations):,} of {_whole(self.config, 'rollout', 'iterations')} iterations, {updates}"
-        steps, online = _whole(self.config, "steps"), _inside(self.config, "online", "env_steps")
-        if not online:
-            return f"{self.updates:,} of {steps} updates"
-        return f"{updates}, {self.env_steps or 0:,} of {int(online):,} environment steps"
+        if not _inside(self.config, "online", "env_steps"):
+            return f"{self.updates:,} of {_whole(self.config, 'steps')} updates"
+        return f"{updates}, {self.env_steps or 0:,} of {_whole(self.config, 'online', 'env_steps')} environment steps"
 
     @cached_property
     def measurements(self) -> tuple[Measurement, ...]:
@@ -98,10 +97,10 @@ class RunFacts:
         other = {name: _by_step(self.run.curves.get(f"eval/{name}")) for name in names}
         found = []
         for step, rate in zip(success.steps.tolist(), success.values.tolist(), strict=True):
-            if not math.isfinite(rate):
+            if not 0 <= rate <= 1:  # nor if it is not a number
                 continue
             low, high, episodes, lost, length, returned = (other[name].get(step, math.nan) for name in names)
-            count = int(episodes) if math.isfinite(episodes) else 0
+            count = max(0, int(episodes)) if math.isfinite(episodes) else 0
             if not (math.isfinite(low) and math.isfinite(high)):
                 low, high = wilson(round(rate * count), count)
             losses = int(lost) if math.isfinite(lost) else 0
@@ -174,7 +173,7 @@ def _rollbacks(path: Path, metadata: Mapping[str, Any]) -> list[Event]:
     try:
         entries = [(int(entry["from"]), int(entry["to"]), entry["reason"]) for entry in metadata.get("rollbacks", [])]
     except (KeyError, TypeError, ValueError) as error:
-        raise DataError(f"the rollbacks in {path / 'metadata.json'} cannot be read: {error!r}.") from error
+        raise DataError(f"the rollbacks in {RunFiles(path).metadata_file} cannot be read: {error!r}.") from error
     return [
         Event(float(to), "rollback", f"rolled back from {begin:,} to {to:,}: {reason}") for begin, to, reason in entries
     ]
@@ -183,7 +182,7 @@ def _rollbacks(path: Path, metadata: Mapping[str, Any]) -> list[Event]:
 def _skipped(path: Path, counted: Curve | None) -> list[Event]:
     """Updates that were skipped: to the update where their batch was kept, and else to the next that was logged."""
     kept: dict[float, str] = {}
-    for file in sorted((path / "bad_batches").glob("*.json")):
+    for file in sorted(RunFiles(path).bad_batches.glob("*.json")):
         try:
             about = json.loads(file.read_text(encoding="utf-8"))
             # Their names count from 0.
@@ -216,4 +215,5 @@ def _inside(values: Any, *names: str) -> Any:
 
 def _whole(config: Mapping[str, Any], *names: str) -> str:
     value = _inside(config, *names)
-    return f"{int(value):,}" if isinstance(value, int | float) else "?"
+    is_finite = isinstance(value, int) or (isinstance(value, float) and math.isfinite(value))
+    return f"{int(value):,}" if is_finite else "?"

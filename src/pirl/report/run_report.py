@@ -213,8 +213,8 @@ def _provenance(runs: Sequence[RunFacts]) -> Section:
             str(facts.path.resolve()),
             _time(facts.metadata.get("begun")),
             ", ".join(_time(one.get("time")) for one in _resumed(facts.metadata)),
-            _pairs(facts.metadata.get("parameters"), "{name} {value:,}"),
-            _pairs(facts.metadata.get("versions"), "{name} {value}"),
+            _pairs(facts.metadata.get("parameters")),
+            _pairs(facts.metadata.get("versions")),
         )
         for facts in runs
     ]
@@ -236,13 +236,11 @@ def _configs(runs: Sequence[RunFacts]) -> dict[str, Mapping[str, Any]]:
     configs = {facts.name: facts.config for facts in runs}
     if len({facts.learner for facts in runs}) == 1:
         return configs
-    agents = [config.get("agent") for config in configs.values()]
-    shared = set.intersection(*(set(agent) if isinstance(agent, Mapping) else set() for agent in agents))
+    found = {name: config.get("agent") for name, config in configs.items()}
+    agents = {name: agent if isinstance(agent, Mapping) else {} for name, agent in found.items()}
+    shared = set.intersection(*map(set, agents.values()))
     return {
-        name: {
-            **config,
-            "agent": {field: value for field, value in (config.get("agent") or {}).items() if field in shared},
-        }
+        name: {**config, "agent": {field: value for field, value in agents[name].items() if field in shared}}
         for name, config in configs.items()
     }
 
@@ -259,5 +257,7 @@ def _time(text: Any) -> str:
         return str(text or "")
 
 
-def _pairs(values: Any, form: str) -> str:
-    return ", ".join(form.format(name=name, value=value) for name, value in (values or {}).items())
+def _pairs(values: Any) -> str:
+    """Names and what belongs to them; of what is damaged, nothing."""
+    pairs = values.items() if isinstance(values, Mapping) else ()
+    return ", ".join(f"{name} {value:,}" if isinstance(value, int) else f"{name} {value}" for name, value in pairs)

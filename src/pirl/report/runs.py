@@ -22,6 +22,8 @@ _PAUSE = 2.5
 # Lines that are parsed together.
 _LINES = 4096
 _TORN = object()
+# Under which names runs count their steps in the environment: RIPT, and who learns online.
+_ENV_STEPS = ("rollout/env_steps", "online/env_steps")
 
 
 @dataclass(frozen=True)
@@ -101,6 +103,17 @@ def read_log(file: Path, keep: tuple[str, ...] = ()) -> Log:
                         values.append(value if value is not None and abs(value) <= sys.float_info.max else math.nan)
     # One after the other, so that a long log is not held twice.
     return Log({metric: _curve(*points.pop(metric)) for metric in list(points)}, is_torn, kept)
+
+
+def env_steps_metric(curves: Mapping[str, Curve]) -> str | None:
+    """Under which name a run counts its steps in the environment, if it takes any."""
+    return next((name for name in _ENV_STEPS if name in curves and np.isfinite(curves[name].values).any()), None)
+
+
+def count_env_steps(curves: Mapping[str, Curve]) -> int | None:
+    """The steps in the environment that a run has counted so far."""
+    name = env_steps_metric(curves)
+    return None if name is None else int(np.nanmax(curves[name].values))
 
 
 def seen_against(run: Run, metric: str) -> Run:

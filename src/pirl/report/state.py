@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from pirl.processes import is_alive
 from pirl.run_files import RunFiles
 
 _LOCKS = Path("/proc/locks")
@@ -65,17 +66,7 @@ def find_holder(run: Path) -> str | None:
                 if inode == str(about.st_ino) and (place == device or words[4] == str(process)):
                     return said or f"process {words[4]}"
         return None
-    return said if process and host == socket.gethostname() and _is_alive(process) else None
-
-
-def _is_alive(process: int) -> bool:
-    try:
-        os.kill(process, 0)
-    except PermissionError:
-        return True
-    except OSError:
-        return False
-    return True
+    return said if process and host == socket.gethostname() and is_alive(process) else None
 
 
 def _is_elsewhere(run: Path) -> bool:

@@ -1,26 +1,23 @@
 """The directory of a sweep: begun, gone on with or overwritten, by one process at a time."""
 
-import fcntl
 import json
-import os
 import re
 import shutil
-import sys
-import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from pirl.errors import DataError
 from pirl.files import write_file, writing
-from pirl.report import config_differences
+from pirl.processes import LOCK_FILE, alone_in
+from pirl.report import differing_settings
 from pirl.sweep.plan import SweepPlan
 
 RESULTS_FILE = "sweep.json"
 JOURNAL_FILE = "study.journal"
 PAGE_FILE = "sweep.html"
-_LOCK = "lock"
 _ADVICE = "Choose another place (--runs-dir)."
+_SHOWN_DIFFERENCES = 10
 _OWN = re.compile(r"trial-\d+|logs|study\.journal.*|sweep\.html")
 
 
@@ -38,19 +35,16 @@ def open_directory(plan: SweepPlan, *, resume: bool, overwrite: bool) -> Iterato
             f"{path} holds a sweep already: --resume goes on with it, --overwrite deletes it and begins again; or choose "
             "another --exp-name."
         )
-    if resume and not exists and not (path / _LOCK).exists():
+    if resume and not exists and not (path / LOCK_FILE).exists():
         raise DataError(f"{path} holds no sweep, so there is nothing to resume: leave --resume out to begin one.")
-    with writing("the sweep", path, _ADVICE):
-        path.mkdir(parents=True, exist_ok=True)
-        lock = _take_lock(path)
-    try:
+    with ExitStack() as stack:
         with writing("the sweep", path, _ADVICE):
+            path.mkdir(parents=True, exist_ok=True)
+            lock = stack.enter_context(alone_in(path, "pirl sweep", "trials"))
             if overwrite:
                 _clear(path)
             _check_settings(plan)
         yield lock
-    finally:
-        os.close(lock)
 
 
 def _refuse_foreign(path: Path) -> None:
@@ -63,46 +57,8 @@ def _refuse_foreign(path: Path) -> None:
                 f"{file} is damaged (it is not a regular file): take it away, or choose another --exp-name."
             )
     entries = {entry.name for entry in path.iterdir()} if path.is_dir() else set()
-    if entries - {_LOCK} and RESULTS_FILE not in entries:
+    if entries - {LOCK_FILE} and RESULTS_FILE not in entries:
         raise DataError(f"{path} is not empty, and holds no sweep: choose another --exp-name or --runs-dir.")
-
-
-def _take_lock(path: Path) -> int:
-    lock = os.open(path / _LOCK, os.O_RDWR | os.O_CREAT, 0o644)
-    told = False
-    try:
-        while not _try_lock(lock):
-            holder = os.pread(lock, 20, 0).decode(errors="replace").strip()
-            if not holder.isdecimal() or _is_alive(int(holder)):
-                raise DataError(f"another `pirl sweep` (process {holder}) works in {path}: wait for it, or stop it.")
-            if not told:
-                print(f"waiting for the trials that were left at work in {path} …", file=sys.stderr, flush=True)
-                told = True
-            time.sleep(0.5)
-        os.ftruncate(lock, 0)
-        os.pwrite(lock, str(os.getpid()).encode(), 0)
-    except BaseException:
-        os.close(lock)
-        raise
-    return lock
-
-
-def _try_lock(lock: int) -> bool:
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
-
-
-def _is_alive(process: int) -> bool:
-    try:
-        os.kill(process, 0)
-    except (ProcessLookupError, OverflowError):
-        return False
-    except PermissionError:
-        return True
-    return True
 
 
 def _clear(path: Path) -> None:
@@ -126,9 +82,14 @@ def _check_settings(plan: SweepPlan) -> None:
         before = json.loads(file.read_text(encoding="utf-8"))["settings"]
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise DataError(f"{file} is damaged ({error!r}): begin anew with --overwrite.") from error
-    if differences := config_differences({"before": before, "now": now}):
-        lines = "".join(f"\n  {name}: {old} before, {new} now" for name, (old, new) in differences.items())
+    if isinstance(before, dict) and "config" not in before:
+        del now["config"]  # a sweep from before it was written down
+    if differences := differing_settings({"before": before, "now": now}):
+        lines = [f"\n  {name}: {old} before, {new} now" for name, (old, new) in differences.items()]
+        more = len(lines) - _SHOWN_DIFFERENCES
         raise DataError(
-            f"{plan.directory} holds a sweep that was begun with other settings:{lines}\n"
+            f"{plan.directory} holds a sweep that was begun with other settings:"
+            + "".join([*lines[:_SHOWN_DIFFERENCES], *([f"\n  and {more} more"] if more > 0 else [])])
+            + "\n"
             "Ask for the same again, begin anew with --overwrite, or choose another --exp-name."
         )

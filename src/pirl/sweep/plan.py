@@ -2,15 +2,15 @@
 
 import importlib.util
 import shlex
-import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pirl.config import RLTrainConfig, check_config
+from pirl.config import RLTrainConfig, check_config, to_plain
 from pirl.config.metrics import check_metric
 from pirl.errors import ConfigError, UserError
+from pirl.processes import pirl_command
 from pirl.sweep.halving import Halving, Mode
 from pirl.sweep.knobs import Configure, Knob, Setting, all_combinations, every_value
 from pirl.sweep.trials import Trial
@@ -25,8 +25,10 @@ class SweepPlan:
 
     name: str
     directory: Path
+    base: RLTrainConfig
+    """The configuration that the knobs are turned in."""
     train: tuple[str, ...]
-    """Preset, file and switches, as `pirl train` takes them."""
+    """How `pirl train` is asked for it: preset, file and switches."""
     given: Mapping[str, str]
     """Fields that are set for all trials."""
     length_field: str
@@ -40,7 +42,7 @@ class SweepPlan:
     """Decides which settings are tried."""
     jobs: int = 1
     """Trials that are trained at the same time."""
-    program: tuple[str, ...] = (sys.executable, "-m", "pirl.cli.main", "train")
+    program: tuple[str, ...] = field(default_factory=lambda: (*pirl_command(), "train"))
 
     @property
     def grid(self) -> list[Setting] | None:
@@ -78,7 +80,9 @@ class SweepPlan:
         return separator.join((command, *map(shlex.quote, _options({**self.given, **setting}))))
 
     def settings(self) -> dict[str, Any]:
-        """What has to be the same when the sweep is resumed."""
+        """What has to be the same when the sweep is resumed: a preset or a file may have changed meanwhile."""
+        config = to_plain(self.base)
+        del config["runs_dir"]
         return {
             "train": list(self.train),
             "options": dict(self.given),
@@ -90,6 +94,7 @@ class SweepPlan:
             "metric": self.metric,
             "mode": self.mode,
             "seed": self.seed,
+            "config": config,
         }
 
 

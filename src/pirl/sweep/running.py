@@ -14,11 +14,11 @@ from pirl.processes import (
     share_cores,
     start_process,
     stop_processes,
+    wait_a_moment,
 )
 from pirl.sweep.display import Display
 from pirl.sweep.trials import Trial
 
-_POLL = 0.2
 _DEVICES = "CUDA_VISIBLE_DEVICES"
 
 
@@ -66,7 +66,7 @@ class Runner:
                         self.display.started(job.trial.name, job.log)
                 if not running:
                     return
-                self._wait([process for _, process, _ in running.values()])
+                wait_a_moment([process for _, process, _ in running.values()], self.display.refresh)
                 if self.interruptions.count:
                     raise KeyboardInterrupt
                 for slot, (job, process, begun) in list(running.items()):
@@ -78,14 +78,8 @@ class Runner:
         finally:
             if running:
                 self.display.say("stopping, so that what was learned is saved; Ctrl-C ends at once")
-                stop_processes([process for _, process, _ in running.values()], self.interruptions, self.grace)
-
-    def _wait(self, processes: list[Process]) -> None:
-        """A moment, or until one of them ends."""
-        self.display.refresh()
-        until = time.monotonic() + _POLL
-        while time.monotonic() < until and all(process.poll() is None for process in processes):
-            time.sleep(0.02)
+                processes = [process for _, process, _ in running.values()]
+                stop_processes(processes, self.interruptions, self.grace, self.display.refresh)
 
 
 def share_devices(parts: int) -> list[dict[str, str]]:

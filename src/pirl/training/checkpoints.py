@@ -18,8 +18,8 @@ from jaxtyping import PyTree
 
 from pirl.config import CheckpointConfig
 from pirl.envs.evaluation import versions
-from pirl.errors import CheckpointError
-from pirl.files import remove_directory
+from pirl.errors import CheckpointError, in_one_line
+from pirl.files import put_in_place, remove_directory
 from pirl.interop import NormStats, check_target
 from pirl.interop.reading import quiet_orbax
 from pirl.interop.writing import CheckpointWriter
@@ -28,19 +28,21 @@ from pirl.models.parameters import nest
 from pirl.run_files import saved_steps
 from pirl.training.exchange import Exchange
 from pirl.training.records import (
+    ARRAYS,
     DamageError,
     check_files,
     check_leaves,
-    in_one_line,
+    choose_steps,
+    current_name,
     make_record,
     named_leaves,
     read_record,
     write_record,
 )
-from pirl.training.retention import discard_after, make_room, put_in_place, record_best, sweep
+from pirl.training.retention import discard_after, make_room, record_best, sweep
 from pirl.training.run import RunDirectory
 
-_ARRAYS = "arrays"
+_PATIENCE = 7 * 24 * 3600  # seconds
 _logger = logging.getLogger(__name__)
 
 
@@ -52,7 +54,7 @@ class Checkpoints:
     any moment leaves only hidden remains, which the next one removes. With several processes each writes the arrays it
     holds; when all have, the first one puts the whole in place.
 
-    Kept are the newest `max_to_keep` steps and the multiples of `keep_period`, state and policy both, as OpenPI does, so
+    Kept are the newest `max_to_keep` steps and one of every `keep_period`, state and policy both, as OpenPI does, so
     that a run can go on from any of them; and the policy (not the state) of the step that was best by `best_metric`,
     the earliest of equals, which `checkpoints/best.json` names.
     """
@@ -68,8 +70,12 @@ class Checkpoints:
         self._line.meet()  # nobody looks before it is swept
         self._quiet = contextlib.ExitStack()
         self._quiet.enter_context(quiet_orbax())
-        self._checkpointer = ocp.AsyncCheckpointer(ocp.PyTreeCheckpointHandler())
-        self._policy_checkpointer = ocp.AsyncCheckpointer(ocp.PyTreeCheckpointHandler())
+        # Orbax gives up after ten minutes by the wall clock, which may jump, and which a large state may need. Several
+        # hosts wait for each other as long, and one of them may be gone.
+        patience = _PATIENCE if jax.process_count() == 1 else None
+        self._checkpointer, self._policy_checkpointer = (
+            ocp.AsyncCheckpointer(ocp.PyTreeCheckpointHandler(), timeout_secs=patience) for _ in range(2)
+        )
         self._background = concurrent.futures.ThreadPoolExecutor(1, "checkpoints")
         self._pending: concurrent.futures.Future[None] | None = None
 
@@ -82,14 +88,16 @@ class Checkpoints:
         norm_stats: Mapping[str, Mapping[str, NormStats]],
         metadata: Mapping[str, Any],
         metrics: Mapping[str, float],
+        clock: int | None = None,
     ) -> None:
         """Begin to save; the state may be donated afterwards. Raises what went wrong in the save before.
 
         `state` is a pytree of arrays; `host` is what else a resumed run needs and `metadata` what a reader wants to
-        know, both as JSON; `metrics` are those of this step.
+        know, both as JSON; `metrics` are those of this step. `clock` is what checkpoints are counted by, unless by steps.
         """
         self.wait()
-        known = {"step": step, "metrics": {name: float(x) for name, x in metrics.items() if math.isfinite(x)}}
+        finite = {name: float(value) for name, value in metrics.items() if math.isfinite(value)}
+        known = {"step": step, "clock": step if clock is None else clock, "metrics": finite}
         leaves = named_leaves(state)
         record = make_record(leaves, {**known, "host": dict(host), "metadata": dict(metadata), "versions": versions()})
         description = {**record["metadata"], **known}
@@ -104,7 +112,7 @@ class Checkpoints:
                     shutil.rmtree(partial, ignore_errors=True)
                     partial.mkdir(parents=True)
             self._line.meet()  # nobody writes into what is not there
-            self._checkpointer.save(partials[0] / _ARRAYS, args=ocp.args.PyTreeSave(nest(leaves)))
+            self._checkpointer.save(partials[0] / ARRAYS, args=ocp.args.PyTreeSave(nest(leaves)))
             writer.save_arrays(partials[1], self._policy_checkpointer)
         except Exception as error:
             raise self._failure(step, partials, in_one_line(error)) from error
@@ -147,9 +155,13 @@ class Checkpoints:
             pending, self._pending = self._pending, None
             pending.result()
 
+    def saved(self) -> list[int]:
+        """The steps there are full states of, as the first host sees them: others may see them a little later."""
+        return self._line.share(lambda: saved_steps(self._run.states))
+
     def latest(self) -> int | None:
         """The newest step there is a full state of."""
-        return max(saved_steps(self._run.states), default=None)
+        return max(self.saved(), default=None)
 
     def restore(self, like: PyTree, step: int | None = None) -> tuple[PyTree, dict[str, Any], int]:
         """The state of a step, what was saved as `host` with it, and the step: the newest that is whole, if not told.
@@ -157,19 +169,14 @@ class Checkpoints:
         `like` has the structure, and says where each leaf is to lie: arrays, or shapes with their shardings.
         """
         self.wait()
-        saved = saved_steps(self._run.states)
-        if not saved or (step is not None and step not in saved):
-            wanted = "checkpoint" if step is None else f"checkpoint of step {step}"
-            there = f"; there are those of steps {', '.join(map(str, saved))}" if saved else ""
-            raise CheckpointError(f"there is no {wanted} in {self._run.states}{there}.")
         failures = []
-        for candidate in reversed(saved) if step is None else [step]:
+        for candidate in choose_steps(self._run.states, self.saved(), step):
+            directory = self._run.states / str(candidate)
             try:
-                self._agree_that_it_is_whole(self._run.states / str(candidate))
-                directory = self._run.states / str(candidate)
+                self._agree_that_it_is_whole(directory)
                 return (*read_state(directory, like, self._checkpointer, contents=False), candidate)
             except DamageError as damage:
-                failures.append(f"{self._run.states / str(candidate)} is damaged: {damage}")
+                failures.append(f"{directory} is damaged: {damage}")
                 if step is None:
                     _logger.warning("%s. The checkpoint before it is taken, if there is one.", failures[-1])
         listing = "".join(f"\n  {failure}" for failure in failures)
@@ -227,8 +234,8 @@ class Checkpoints:
         gc.collect()
         for partial in partials:
             remove_directory(partial)
-        newest = self.latest()
-        older = "There is no other one" if newest is None else f"The newest that is whole is that of step {newest}"
+        saved = saved_steps(self._run.states)  # asking nobody: the others may not have failed
+        older = f"The newest that is whole is that of step {saved[-1]}" if saved else "There is no other one"
         return CheckpointError(
             f"the checkpoint of step {step} could not be written in {self._run.checkpoints}: {reason}. "
             f"{older}. See to the cause (a full disk, missing rights), then go on with --resume."
@@ -245,16 +252,18 @@ def read_state(
     record = read_record(directory)
     check_files(directory, record, contents=contents)
     leaves = {name: _placed(leaf) for name, leaf in named_leaves(like).items()}
-    check_leaves(directory, record, leaves)
-    tree = nest(leaves)
+    names = {current_name(path): path for path in record["leaves"]}
+    stored = {names.get(name, name): leaf for name, leaf in leaves.items()}
+    check_leaves(directory, record, stored)
+    tree = nest(stored)
     arguments = ocp.args.PyTreeRestore(item=tree, restore_args=ocp.checkpoint_utils.construct_restore_args(tree))
     try:
-        arrays = named_leaves(checkpointer.restore(directory / _ARRAYS, args=arguments))
+        arrays = named_leaves(checkpointer.restore(directory / ARRAYS, args=arguments))
     except (MemoryError, jax.errors.JaxRuntimeError):
         raise
     except Exception as error:  # TensorStore's arrive as bare Exceptions
         raise DamageError(in_one_line(error)) from error
-    return jax.tree.unflatten(jax.tree.structure(like), [arrays[name] for name in leaves]), record["host"]
+    return jax.tree.unflatten(jax.tree.structure(like), [arrays[name] for name in stored]), record["host"]
 
 
 def _placed(leaf: Any) -> jax.ShapeDtypeStruct:

@@ -1,6 +1,7 @@
 """How far a policy has moved from where it began, measured on observations from its first rollouts."""
 
 import io
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +50,7 @@ class DriftProbe:
             leaves = [arrays[name] for name in sorted(arrays)]
             if [leaf.shape for leaf in leaves] != [leaf.shape for leaf in jax.tree.leaves(like)]:
                 raise ValueError("it is not from a run like this one")
-        except (OSError, ValueError, KeyError, EOFError) as error:
+        except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
             raise CheckpointError(
                 f"{self._file} holds what the drift of the policy is measured by, and cannot be read: {error}. Put it "
                 "back from a copy; or delete it, and drift is measured from the policy as it is now."

@@ -107,7 +107,7 @@ class FollowedLog(MetricsLog):
     def add(self, metrics: Mapping[str, Any]) -> None:
         """They are added up elsewhere."""
 
-    def flush(self, step: int, extra: Mapping[str, Number] | None = None) -> dict[str, Number]:
+    def flush(self, step: int) -> dict[str, Number]:
         """They are written elsewhere."""
         return {}
 

@@ -41,18 +41,19 @@ def guarded(update: Update[AgentT, BatchT], loss_limit: float = math.inf) -> Upd
     def attempt(agent: AgentT, batch: BatchT, rng: jax.Array) -> tuple[AgentT, dict[str, Any]]:
         updated, metrics = update(agent, batch, rng)
         fine = jnp.abs(metrics["loss"]) <= loss_limit
-        moves = jnp.asarray(metrics.get("actor/moves", 1.0)) > 0
-        for name in _watched(metrics):
-            # A policy that did not move has no gradient.
-            fine &= jnp.isfinite(metrics[name]) | ((name == "grad_norm/policy") & ~moves)
+        for is_finite in _watched(metrics).values():
+            fine &= is_finite
         kept = jax.tree.map(lambda new, old: jnp.where(fine, new, old), updated, agent)
         return kept, {**metrics, "skipped": jnp.where(fine, 0.0, 1.0)}
 
     return attempt
 
 
-def _watched(metrics: Mapping[str, Any]) -> list[str]:
-    return ["loss", *sorted(name for name in metrics if name.startswith("grad_norm/"))]
+def _watched(metrics: Mapping[str, Any]) -> dict[str, Any]:
+    """Whether the loss and the gradients are finite, by name. A policy that did not move has no gradient."""
+    moves = jnp.asarray(metrics.get("actor/moves", 1.0)) > 0
+    names = ("loss", *sorted(name for name in metrics if name.startswith("grad_norm/")))
+    return {name: jnp.isfinite(metrics[name]) | ((name == "grad_norm/policy") & ~moves) for name in names}
 
 
 class Health:
@@ -139,7 +140,7 @@ class Health:
             logger.warning("update %d was skipped: %s. Its batch is %s.", step, about["reason"], path)
 
     def _reason(self, metrics: Mapping[str, float]) -> str:
-        odd = [f"{name} is {metrics[name]}" for name in _watched(metrics) if not math.isfinite(metrics[name])]
+        odd = [f"{name} is {metrics[name]}" for name, is_finite in _watched(metrics).items() if not is_finite]
         limit = f"loss is {metrics['loss']:.4g}, beyond health.loss_limit = {self._config.loss_limit:g}"
         return ", ".join(odd) or limit
 
@@ -181,15 +182,18 @@ class EarlyStopping:
 
     def update(self, value: float) -> bool:
         """Take a measurement: should the run end? NaN is no improvement."""
-        if self._config.metric is None:
-            return False
         sign = 1 if self._config.mode == "max" else -1
         gain = math.inf if self._best is None else sign * (value - self._best)
         if gain > self._config.min_delta and not math.isnan(value):
             self._best, self._waited = value, 0
         else:
             self._waited += 1
-        return self._waited >= self._config.patience
+        return self.is_over
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it has not improved for too long."""
+        return self._config.metric is not None and self._waited >= self._config.patience
 
     def state(self) -> dict[str, Any]:
         """The best value and how often it was not beaten, for a checkpoint."""

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from pirl.config.train import HostsConfig
-from pirl.errors import ConfigError
+from pirl.errors import ConfigError, in_one_line
 
 # Where nobody has said which port the first host listens on.
 _PORT = 29_475
@@ -78,10 +78,9 @@ def join_hosts(hosts: Hosts, config: HostsConfig) -> None:
             shutdown_timeout_seconds=config.lost_timeout,
         )
     except (jax.errors.JaxRuntimeError, RuntimeError) as error:
-        reason = str(error).strip().splitlines()[0]
         raise ConfigError(
             f"the {hosts.processes} processes of this run (known by {hosts.found_by}) did not all meet at "
-            f"{hosts.coordinator} within {config.connect_timeout} s: {reason[:300]}. Each must be started, with a "
+            f"{hosts.coordinator} within {config.connect_timeout} s: {in_one_line(error)}. Each must be started, with a "
             "process id of its own, and its address be reachable; see --hosts.connect-timeout."
         ) from error
     counts = {sum(device.process_index == index for device in jax.devices()) for index in range(hosts.processes)}

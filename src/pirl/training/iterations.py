@@ -68,7 +68,7 @@ class Iterations:
             self._curriculum = Curriculum(self._config.curriculum, pool.description, self._config.seed)
             self._dataset = RolloutDataset(run.rollouts, pool.description) if self._config.save_dataset else None
             self._films = Films(run.videos, pool.description) if self._config.videos_every else None
-        self._probe = DriftProbe(run.path / "drift_probe.npz", setup.here)
+        self._probe = DriftProbe(run.drift_probe, setup.here)
         self._counts = {"rounds": 0, "barren": 0, "env_steps": 0, "episodes": 0, "lost": 0, "updates": 0, "made": 0}
         self._attempts = _Attempts()
         self._plan: BatchPlan | None = None

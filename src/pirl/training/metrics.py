@@ -70,12 +70,12 @@ class MetricsLog:
         if len(self._waiting) >= _MAX_WAITING:
             self._fetch()
 
-    def flush(self, step: int, extra: Mapping[str, Number] | None = None) -> dict[str, Number]:
-        """Write the means since the last flush, the counts, and what else is known of this step; return them all."""
+    def flush(self, step: int) -> dict[str, Number]:
+        """Write the means since the last flush, and the counts; return them all."""
         self._fetch()
         means = {name: _to_float32(total / count) for name, (total, count) in self._sums.items()}
         self._sums = {}
-        return self.write(step, {**means, **self._counters, **(extra or {})})
+        return self.write(step, {**means, **self._counters})
 
     def write(self, step: int, values: Mapping[str, Number]) -> dict[str, Number]:
         """Write values that stand for themselves, such as those of an evaluation; return what was written."""

@@ -38,10 +38,11 @@ def make_practice(
     if not config.practises:
         return None
     capacity = config.rollout.capacity if config.goes_by_iterations else config.online.capacity
+    in_memory = config.goes_by_iterations or config.online.in_memory
     if pool is None:
-        replay: ReplayBuffer = FollowedReplay(capacity, setup.policy_io, config.seed, run.replay)
+        replay: ReplayBuffer = FollowedReplay(capacity, setup.policy_io, config.seed, run.replay, in_memory)
     else:
-        replay = ReplayBuffer(capacity, setup.policy_io, seed=config.seed, directory=run.replay)
+        replay = ReplayBuffer(capacity, setup.policy_io, seed=config.seed, directory=run.replay, in_memory=in_memory)
         if is_new and replay.num_episodes:
             # Killed before its first checkpoint: practice begins anew.
             replay.restore({"oldest": 0, "next": 0, "episodes": 0})

@@ -3,16 +3,26 @@
 import concurrent.futures
 import json
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
 from jaxtyping import PyTree
 
-from pirl.errors import CheckpointError
+from pirl.errors import CheckpointError, in_one_line
 
 FILE_NAME = "state.json"
+ARRAYS = "arrays"
+# What parts of a learner were called in states that earlier versions wrote, and what they are called now.
+_RENAMED = {
+    "critic": "critics/latest",
+    "target_critic": "critics/target",
+    "average_critic": "critics/average",
+    "critic_moments": "critics/moments",
+    "log_beta": "temperature/log_beta",
+    "log_beta_moments": "temperature/moments",
+}
 _BLOCK = 1 << 20
 
 
@@ -21,11 +31,27 @@ class DamageError(Exception):
 
 
 def named_leaves(tree: PyTree) -> dict[str, Any]:
-    """The leaves by the path that leads to them, in their order: policy/…."""
+    """The leaves by the path that leads to them, in their order: learned/…."""
     entries = jax.tree_util.tree_leaves_with_path(tree)
     named = {jax.tree_util.keystr(path, simple=True, separator="/"): leaf for path, leaf in entries}
     assert len(named) == len(entries), "two leaves of the state have the same path"
     return named
+
+
+def current_name(path: str) -> str:
+    """What a leaf is called now that an earlier version saved under this path."""
+    part, slash, rest = path.partition("/")
+    return f"{_RENAMED.get(part, part)}{slash}{rest}"
+
+
+def choose_steps(states: Path, saved: Sequence[int], step: int | None) -> list[int]:
+    """Of the steps there are states of: the one that is wanted, or all, the newest first; an error if there is none."""
+    if step is None and saved:
+        return sorted(saved, reverse=True)
+    if step is not None and step in saved:
+        return [step]
+    there = f"; it has {', '.join(map(str, saved))}" if saved else ""
+    raise CheckpointError(f"{states} has no state{'' if step is None else f' of step {step}'}{there}.")
 
 
 def make_record(leaves: Mapping[str, Any], facts: Mapping[str, Any]) -> dict[str, Any]:
@@ -102,12 +128,6 @@ def check_leaves(directory: Path, record: Mapping[str, Any], leaves: Mapping[str
             f"the checkpoint {directory} is not of this learner; {len(problems)} of its arrays differ:{listing}\n"
             "Give the configuration it was made with."
         )
-
-
-def in_one_line(error: BaseException) -> str:
-    """The message without what follows its first line."""
-    lines = str(error).strip().splitlines()
-    return lines[0][:300] if lines else type(error).__name__
 
 
 def _in_words(leaf: Any) -> str:

@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from pirl.config import CheckpointConfig
-from pirl.files import write_file
+from pirl.files import put_back, write_file
+from pirl.interop.reading import DESCRIPTION_FILE
 from pirl.run_files import saved_steps
-from pirl.training.records import DamageError, read_record
+from pirl.training.records import FILE_NAME, DamageError, read_record
 from pirl.training.run import RunDirectory
 
 
@@ -43,9 +44,11 @@ def make_room(run: RunDirectory, config: CheckpointConfig, step: int) -> None:
     states, policies = saved_steps(run.states), saved_steps(run.policies)
     kept = set([saved for saved in states if saved <= step][-config.max_to_keep :])
     if period := config.keep_period:
-        # The first of each period: where several updates are made at a time, steps do not meet its multiples.
-        every = sorted({0, *(saved for saved in (*states, *policies) if saved <= step)})
-        kept |= {saved for before, saved in itertools.pairwise(every) if saved // period > before // period}
+        # The first of each period: where several updates are made at a time, the clock does not meet its multiples.
+        every = sorted({saved for saved in (*states, *policies) if saved <= step})
+        clocks = [0, *(_clock(run, saved) for saved in every)]
+        passed = [now // period > before // period for before, now in itertools.pairwise(clocks)]
+        kept |= set(itertools.compress(every, passed))
     # The state before its policy, so that none is ever without.
     for saved in states:
         if saved not in kept:
@@ -65,21 +68,11 @@ def discard_after(run: RunDirectory, step: int) -> None:
             _discard(run.policies / str(saved))
 
 
-def put_in_place(partial: Path, directory: Path) -> None:
-    """Give a complete directory its name, in one rename; one that is there already is put aside meanwhile."""
-    replaced = directory.with_name(f".{directory.name}.replaced")
-    if directory.exists():
-        directory.rename(replaced)
-    partial.rename(directory)
-    shutil.rmtree(replaced, ignore_errors=True)
-
-
 def sweep(directory: Path) -> None:
     """Remove what a process that died left behind, and put back what it had only put aside."""
     for entry in list(directory.glob(".*")):
-        original = directory / entry.name.removeprefix(".").removesuffix(".replaced")
-        if entry.name.endswith(".replaced") and not original.exists():
-            entry.rename(original)
+        if entry.name.endswith(".replaced"):
+            put_back(directory / entry.name.removeprefix(".").removesuffix(".replaced"))
         else:
             shutil.rmtree(entry, ignore_errors=True)
 
@@ -92,8 +85,18 @@ def _discard(directory: Path) -> None:
     shutil.rmtree(hidden, ignore_errors=True)
 
 
+def _clock(run: RunDirectory, step: int) -> int:
+    """What the clock of checkpoints said at a step; earlier versions did not write it down."""
+    files = (run.policies / str(step) / DESCRIPTION_FILE, run.states / str(step) / FILE_NAME)
+    return next((about["clock"] for about in map(_read_object, files) if "clock" in about), step)
+
+
 def _read_best(run: RunDirectory) -> dict[str, Any]:
+    return _read_object(run.best_file)
+
+
+def _read_object(file: Path) -> dict[str, Any]:
     try:
-        return dict(json.loads(run.best_file.read_text()))
-    except (OSError, ValueError):
+        return dict(json.loads(file.read_text()))
+    except (OSError, ValueError, TypeError):
         return {}

@@ -4,7 +4,6 @@ from typing import Any
 
 from pirl.config import RLTrainConfig
 from pirl.errors import TrainingError
-from pirl.run_files import saved_steps
 from pirl.training.checkpoints import Checkpoints
 from pirl.training.run import RunDirectory
 
@@ -21,7 +20,7 @@ class Rollbacks:
     def begin(self, step: int, good_step: int, reason: str) -> int | None:
         """The newest checkpoint of a policy that was fine is the newest of all then; None if there can be none."""
         self._checkpoints.wait()
-        good = [saved for saved in saved_steps(self._run.states) if saved <= good_step]
+        good = [saved for saved in self._checkpoints.saved() if saved <= good_step]
         if not self._config.goes_by_iterations or not good or len(self) >= self._config.health.max_rollbacks:
             return None
         entry = {"from": step, "to": good[-1], "reason": reason}

@@ -12,10 +12,9 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Float64
 
-from pirl.agents.acrlpd import ACRLPDAgent, ACRLPDConfig
+from pirl.agents.acrlpd import ACRLPDConfig
 from pirl.agents.base import Agent
-from pirl.agents.bc import BCAgent
-from pirl.agents.ript import RIPTAgent, RIPTConfig
+from pirl.agents.ript import RIPTConfig
 from pirl.config import RLTrainConfig, check_data, to_plain
 from pirl.data import (
     AnchorStream,
@@ -26,6 +25,7 @@ from pirl.data import (
     FrameCacheConfig,
     Loader,
     PolicyIO,
+    Robot,
     Trajectories,
     dataset_norm_stats,
     load_robot,
@@ -33,12 +33,13 @@ from pirl.data import (
     open_dataset,
     read_outcomes,
 )
-from pirl.envs.planner import check_policy, find_policy
+from pirl.envs.planner import check_policy, choose_statistics, find_policy
 from pirl.envs.pools import EnvPool
-from pirl.errors import ConfigError, DataError, did_you_mean
+from pirl.errors import ConfigError, DataError
 from pirl.files import expand_home
 from pirl.interop import NormStats, load_policy, open_checkpoint
 from pirl.models import Pi0, Tokenizer, abstract_model, create_model
+from pirl.training.learners import create_learner
 from pirl.training.sharding import ParameterSharding, make_host_mesh, make_mesh
 
 
@@ -125,8 +126,7 @@ def set_up(config: RLTrainConfig, *, progress: bool = True) -> Setup:
     dataset = None if config.data.repo_id is None else open_dataset(config.data.repo_id)
     if dataset is not None:
         check_data(config, dataset, robot)
-    asset_id = config.data.asset_id or robot.name
-    statistics = _statistics(config, dataset, asset_id)
+    asset_id, statistics = _statistics(config, dataset, robot)
     tokenizer = Tokenizer.for_model(model) if model.max_token_len else None
     policy_io = PolicyIO(robot, model, statistics, tokenizer)
     trajectories = weights = held_out = None
@@ -213,7 +213,7 @@ def create_agent(setup: Setup) -> Agent:
     # Told where to lie also on a single device, as a restored one is: else a resumed run would compile everything anew.
     one = jax.sharding.SingleDeviceSharding(jax.devices()[0])
     places: dict[str, Any] = {"out_shardings": one if setup.mesh.size == 1 else agent_sharding(setup)}
-    create = partial(_create, config, setup.action_dim)
+    create = partial(create_learner, config, setup.action_dim)
     if config.checkpoint is None:
         fresh: Agent = jax.jit(lambda key: create(create_model(config.model, key), key), **places)(key)
         return fresh
@@ -244,16 +244,8 @@ def agent_sharding(setup: Setup) -> Any:
 
 
 def _shapes(setup: Setup) -> Agent:
-    config = setup.config
-    return jax.eval_shape(partial(_create, config, setup.action_dim), abstract_model(config.model), jax.random.key(0))
-
-
-def _create(config: RLTrainConfig, action_dim: int, policy: Pi0, rng: jax.Array) -> Agent:
-    if isinstance(config.agent, ACRLPDConfig):
-        return ACRLPDAgent.create(config.agent, policy, rng, real_action_dim=action_dim)
-    if isinstance(config.agent, RIPTConfig):
-        return RIPTAgent.create(config.agent, policy, rng, real_action_dim=action_dim)
-    return BCAgent.create(config.agent, policy, rng, real_action_dim=action_dim)
+    create = partial(create_learner, setup.config, setup.action_dim)
+    return jax.eval_shape(create, abstract_model(setup.config.model), jax.random.key(0))
 
 
 def _load(config: RLTrainConfig, sharding: ParameterSharding) -> Pi0:
@@ -265,18 +257,17 @@ def _load(config: RLTrainConfig, sharding: ParameterSharding) -> Pi0:
     )
 
 
-def _statistics(config: RLTrainConfig, dataset: Dataset | None, asset_id: str) -> dict[str, NormStats]:
-    if config.data.norm_stats == "dataset":
+def _statistics(config: RLTrainConfig, dataset: Dataset | None, robot: Robot) -> tuple[str, dict[str, NormStats]]:
+    """The statistics to normalise with, and the name they are exported under: that under which they were found."""
+    data = config.data
+    if data.norm_stats == "dataset":
         assert dataset is not None
-        robot = load_robot(config.data.robot)
-        return dict(dataset_norm_stats(dataset, robot, config.model.action_horizon))
+        return data.asset_id or robot.name, dict(dataset_norm_stats(dataset, robot, config.model.action_horizon))
     assert config.checkpoint is not None
-    found = open_checkpoint(find_policy(expand_home(config.checkpoint))).norm_stats()
-    if config.data.asset_id is None and len(found) == 1:
-        return next(iter(found.values()))
-    if asset_id not in found:
-        raise ConfigError(
-            f"{config.checkpoint} has no statistics {asset_id!r}. {did_you_mean(asset_id, found)}It has "
-            f"{', '.join(found) or 'none'}: choose with --data.asset-id, or --data.norm-stats dataset."
-        )
-    return found[asset_id]
+    return choose_statistics(
+        open_checkpoint(find_policy(expand_home(config.checkpoint))),
+        data.asset_id,
+        robot.name,
+        flag="--data.asset-id",
+        otherwise="take the dataset's (--data.norm-stats dataset)",
+    )

@@ -92,9 +92,9 @@ class SharedPractice:
 class FollowedReplay(ReplayBuffer):
     """What the replay buffer of another process holds, read from its directory, which is left as it is."""
 
-    def __init__(self, capacity: int, policy_io: PolicyIO, seed: int, directory: Path) -> None:
+    def __init__(self, capacity: int, policy_io: PolicyIO, seed: int, directory: Path, in_memory: bool) -> None:
         super().__init__(capacity, policy_io, seed=seed)
-        self._followed = directory
+        self._followed, self._in_memory = directory, in_memory
 
     def state(self) -> dict[str, int]:
         """The same as held: there is nothing to be kept."""

@@ -11,7 +11,6 @@ import numpy as np
 
 from pirl.agents.base import Metrics
 from pirl.config import RLTrainConfig, format_config, to_plain
-from pirl.data import Loader
 from pirl.errors import TrainingError, UserError
 from pirl.training.checkpoints import Checkpoints
 from pirl.training.compiling import use_compilation_cache
@@ -39,7 +38,7 @@ from pirl.training.setup import (
 from pirl.training.sharding import own_rows
 from pirl.training.updates import compile_updates, update_keys
 from pirl.training.words import Ending, closing_words, opening_words
-from pirl.training.writers import Number, check_trackers
+from pirl.training.writers import Number
 
 
 def train(
@@ -50,7 +49,6 @@ def train(
     overwrite: bool = False,
 ) -> int:
     """Train as configured, into the run directory runs_dir/exp_name; the return value is the exit code."""
-    check_trackers(config.logging)
     use_compilation_cache()
     directory = config.runs_dir / exp_name
     plain = to_plain(config)
@@ -105,14 +103,14 @@ class Trainer:
             if is_new:
                 with self._compiling("the learner"):
                     self._agent = create_agent(setup)
-                self._take_positions(None)
             else:
                 saved = self._restore()
                 refuse_other_data(config.data.repo_id, saved["data"], self._data_identity)
             self._remembered |= self._memory.take("learner")
             self._first_step, self._began_at = self._step, (self._step, self._clock())
             self._sampler_state = None if saved is None else saved["sampler"]
-            self._loader = self._open_loader()
+            self._loader = setup.open_loader(self._sampler_state) if self._is_offline() else None
+            self._open.callback(self._close_loader)
             position = None if saved is None else saved["log"]
             self._log = self._open.enter_context(open_log(config, run, position, to_plain(config)))
         except BaseException:
@@ -127,7 +125,7 @@ class Trainer:
         """Until everything is learned, nothing improves any more, or somebody says stop."""
         for words in opening_words(self._agent, self._log.hints, self._step):
             self._display.say(words)
-        self._stop_early = self._was_stopped()
+        self._stop_early = self._stopping.is_over  # as the run had ended before
         if self._config.goes_by_iterations and self._checkpoints.latest() is None:
             self._save()  # something to go back to
         with StopSignal(self._display.note) as signal:
@@ -171,13 +169,8 @@ class Trainer:
         self._is_interrupted = heard is not None
         return self._is_interrupted
 
-    def _was_stopped(self) -> bool:
-        """Whether the run that is resumed had ended because nothing improved."""
-        stopping = self._config.stopping
-        return stopping.metric is not None and self._stopping.state()["waited"] >= stopping.patience
-
     def _clock(self) -> int:
-        """What measurements and checkpoints are counted by: updates made, or iterations that came to their end."""
+        """What is shown, and measurements and checkpoints are counted by: updates, or iterations that have ended."""
         if not self._config.goes_by_iterations:
             return self._step
         return 0 if self._practice is None else self._practice.rounds
@@ -212,6 +205,7 @@ class Trainer:
     def _practise(self, signal: StopSignal) -> bool:
         """Collect a round of episodes if no updates are owed; says whether there are any now."""
         assert self._practice is not None
+        self._close_loader()
         if self._practice.owes_updates:
             return True
         with self._display.phase("practising"), self._stopwatch("rollout"), self._compiling("acting"):
@@ -222,11 +216,11 @@ class Trainer:
         self._losses = []
         self._tell(told)
         success, speed = told.metrics.get("rollout/success"), told.timing.get("env_steps_per_second")
-        if problem := self._watch.after_rollouts(success, speed):
-            if self._respond(problem):
-                return False
-        elif success is not None:
-            self._good_step = self._step
+        problem = self._watch.after_rollouts(success, speed)
+        if problem is not None and self._respond(problem):
+            return False
+        if success is not None and (problem is None or not problem.can_go_back):
+            self._good_step = self._step  # the policy was fine, however slow its rollouts were
         return self._practice.owes_updates
 
     def _is_sound(self, metrics: Metrics, batch: Any) -> bool:
@@ -280,7 +274,7 @@ class Trainer:
         self._display.say(f"{reason}: going back from step {self._step} to the checkpoint of step {good}.")
         saved = self._restore()
         self._log.rewind(saved["log"])
-        self._measured, self._stop_early = {}, self._was_stopped()
+        self._measured, self._stop_early = {}, self._stopping.is_over
         # From now on it is the beginning of another story, also for whoever resumes it.
         self._save()
         self._checkpoints.wait()
@@ -292,11 +286,7 @@ class Trainer:
         self._logged_step = self._timed_step = self._step
         self._log.write_timing(self._step, {**timing, **self._remembered, **self._memory.take("update")})
         self._remembered = {}
-        self._display.update(self._shown_step(), {**values, **self._measured}, timing)
-
-    def _shown_step(self) -> int:
-        """Where the run is, as its display counts."""
-        return self._clock() if self._config.goes_by_iterations else self._step
+        self._display.update(self._clock(), {**values, **self._measured}, timing)
 
     def _finish(self) -> None:
         self._health.finish()
@@ -326,7 +316,7 @@ class Trainer:
     def _measure(self, values: dict[str, Number]) -> bool:
         """Write what was measured; says whether to stop."""
         self._measured |= self._log.write(self._step, values)
-        self._display.update(self._shown_step(), self._measured)
+        self._display.update(self._clock(), self._measured)
         metric = self._config.stopping.metric
         return metric in values and self._stopping.update(float(values[metric]))
 
@@ -363,10 +353,9 @@ class Trainer:
             }
             about = describe_policy(self._setup, self._agent)
             measured = {name: float(value) for name, value in self._measured.items()}
-            self._checkpoints.save(
-                self._step, self._agent, host, self._agent.policy(), self._setup.norm_stats, about, measured
-            )
-            self._saved_at, self._measured = (self._step, self._clock()), {}
+            policy, statistics, clock = self._agent.policy(), self._setup.norm_stats, self._clock()
+            self._checkpoints.save(self._step, self._agent, host, policy, statistics, about, measured, clock)
+            self._saved_at, self._measured = (self._step, clock), {}
             self._remembered |= self._memory.take("checkpoint")
 
     def _restore(self) -> dict[str, Any]:
@@ -377,22 +366,17 @@ class Trainer:
         self._watch.restore(saved["watch"])
         if self._practice is not None and saved["practice"] is not None:
             self._practice.restore(saved["practice"])
-        self._take_positions(saved)
+        self._good_step, self._timed_step = saved["good_step"], self._step
+        self._logged_step, self._evaluated_step = saved["logged_step"], saved["evaluated_step"]
+        self._looked_at, self._saved_at = self._clock(), (self._step, self._clock())
         return saved
 
-    def _take_positions(self, saved: dict[str, Any] | None) -> None:
-        """Where the run stands, at its beginning or as it was saved."""
-        self._timed_step = self._step
-        self._good_step = 0 if saved is None else saved["good_step"]
-        self._logged_step = 0 if saved is None else saved["logged_step"]
-        self._evaluated_step = 0 if saved is None else saved["evaluated_step"]
-        self._looked_at = self._clock()
-        self._saved_at = (self._step, self._clock())
-
-    def _open_loader(self) -> Loader | None:
-        if not self._is_offline():
-            return None
-        return self._open.enter_context(self._setup.open_loader(self._sampler_state))
+    def _close_loader(self) -> None:
+        """When the offline updates are made, or the run ends: nothing more is prepared or held for them."""
+        if self._loader is not None:
+            self._sampler_state = self._loader.state()
+            self._loader.close()
+            self._loader = None
 
     def __enter__(self) -> "Trainer":
         return self

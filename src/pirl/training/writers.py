@@ -2,7 +2,6 @@
 
 import contextlib
 import importlib
-import importlib.util
 import io
 import json
 import logging
@@ -16,6 +15,8 @@ from typing import Any, Protocol
 from pirl.config.parts import LoggingConfig
 from pirl.errors import ConfigError
 from pirl.files import write_file, writing
+from pirl.packages import is_installed
+from pirl.run_files import RunFiles
 
 logger = logging.getLogger(__name__)
 
@@ -95,33 +96,16 @@ class Tracker(Protocol):
         ...
 
 
-def check_trackers(config: LoggingConfig) -> None:
-    """Refuse trackers that are asked for and not installed. TensorBoard, which is on by default, is merely left out."""
-    for asked, package in ((config.wandb != "off", "wandb"), (config.trackio, "trackio")):
-        if asked and not _installed(package):
-            raise ConfigError(
-                f"logging.{package} is on and {package} is not installed: pip install 'pirl[{package}]', "
-                f"or leave logging.{package} out."
-            )
-
-
 def open_trackers(
     run: Path, config: LoggingConfig, next_step: int, hyperparameters: Mapping[str, Any]
 ) -> Iterator[Tracker]:
     """The trackers that are asked for; what they hold from `next_step` on is of a run that was cut off, and outdated."""
-    check_trackers(config)
-    if config.tensorboard and _installed("tensorboard"):
-        yield TensorBoard(run / "tensorboard", next_step)
+    if config.tensorboard and is_installed("tensorboard"):
+        yield TensorBoard(RunFiles(run).tensorboard, next_step)
     if config.wandb != "off":
         yield WeightsAndBiases(run, config, hyperparameters)
     if config.trackio:
         yield Trackio(run.name, config.project, hyperparameters, resume=next_step > 0)
-
-
-def _installed(package: str) -> bool:
-    found = importlib.util.find_spec(package)
-    # A directory of that name in the working directory, such as W&B leaves behind, is found too, but has no origin.
-    return found is not None and found.origin is not None
 
 
 class TensorBoard:
@@ -174,12 +158,16 @@ class WeightsAndBiases:
                 f"W&B cannot begin a run ({error}). Run `wandb login`, or keep the run on this machine until you upload "
                 "it: --logging.wandb offline."
             ) from error
+        # A run that was resumed, or went back, comes to steps again, and of its own steps W&B takes none that is behind:
+        # the step of the curves is a value like others.
+        self._run.define_metric("step")
+        self._run.define_metric("*", step_metric="step")
         offline = f"wandb sync {run / 'wandb'}/offline-run-*-{self._run.id}"
         self.hint = offline if config.wandb == "offline" else str(self._run.url)
 
     def write(self, step: int, values: Mapping[str, Number]) -> None:
-        """Take the values of a step. Of steps it has from before a resume, W&B keeps the first values: they are equal."""
-        self._run.log(dict(values), step=step)
+        """Take the values of a step."""
+        self._run.log({**values, "step": step})
 
     def close(self) -> None:
         """Nothing more will be written."""

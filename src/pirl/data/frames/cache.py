@@ -36,6 +36,8 @@ from pirl.data.frames.store import (
 )
 from pirl.data.images import resize_with_pad
 from pirl.errors import ConfigError, DataError
+from pirl.processes import usable_cores
+from pirl.words import size
 
 logger = logging.getLogger(__name__)
 DIGESTS_FILE = "digests.json"
@@ -102,7 +104,7 @@ def open_frames(
     A build that is interrupted in any way is continued by the next call. The cache may be deleted at any time.
     """
     entries = [_entry(source, camera, config) for camera in dict.fromkeys(camera_names)]
-    workers = config.workers or _processors()
+    workers = config.workers or usable_cores()
     frames: dict[str, Frames] = {}
 
     def open_complete() -> list[_Entry]:
@@ -186,8 +188,8 @@ def _build(source: FrameSource, entries: list[_Entry], config: FrameCacheConfig,
 
 def _about(source: FrameSource, entry: _Entry) -> dict[str, str | int]:
     frames, height, width, _ = entry.layout.shape
-    size = {"frames": frames, "height": height, "width": width}
-    return {"dataset": source.name, "camera": entry.camera, **size, "compression": entry.layout.compression}
+    shape = {"frames": frames, "height": height, "width": width}
+    return {"dataset": source.name, "camera": entry.camera, **shape, "compression": entry.layout.compression}
 
 
 def _resized(
@@ -214,11 +216,6 @@ def _resized(
         )
 
 
-def _processors() -> int:
-    """Those that this process may use, where the system tells; macOS only tells how many there are."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 def _check_space(name: str, entries: list[_Entry], config: FrameCacheConfig, total: int, done: int) -> str:
     """What will be written, in words; refuses what cannot fit."""
     directory = frames_directory(config.directory)
@@ -228,8 +225,8 @@ def _check_space(name: str, entries: list[_Entry], config: FrameCacheConfig, tot
     what = (
         f"frame cache for {name}: {len(entries)} camera{'s' if len(entries) > 1 else ''} x "
         f"{entries[0].layout.shape[0]:,} frames at {config.height}x{config.width} = "
-        f"{'' if config.compression == 'none' else 'about '}{_readable(total * frame_bytes)} in {directory} "
-        f"({_readable(free)} free{f', {_readable(done * frame_bytes)} already written' if done else ''})"
+        f"{'' if config.compression == 'none' else 'about '}{size(total * frame_bytes)} in {directory} "
+        f"({size(free)} free{f', {size(done * frame_bytes)} already written' if done else ''})"
     )
     if (total - done) * frame_bytes > free:
         other = 'compression="jpeg" (about a quarter), ' if config.compression != "jpeg" else ""
@@ -238,10 +235,6 @@ def _check_space(name: str, entries: list[_Entry], config: FrameCacheConfig, tot
             "another disk."
         )
     return what
-
-
-def _readable(size: int | float) -> str:
-    return f"{size / 2**30:,.1f} GiB" if size >= 2**30 else f"{size / 2**20:,.1f} MiB"
 
 
 class _Rate(ProgressColumn):

@@ -5,6 +5,8 @@ from collections.abc import Mapping
 import numpy as np
 from jaxtyping import Shaped, UInt8
 
+from pirl.data.statistics import rank
+
 Stats = dict[str, np.ndarray]
 """The statistics of one feature by name. A column's have its width [n], a camera's have shape [3, 1, 1]."""
 
@@ -35,12 +37,7 @@ def column_stats(values: Shaped[np.ndarray, "T n"]) -> Stats:
 def quantiles(values: Shaped[np.ndarray, "T n"]) -> Stats:
     """The quantiles of each component."""
     ordered = np.sort(values, axis=0)
-    return {name: ordered[_rank(percent, len(values)) - 1].astype(np.float64) for name, percent in QUANTILES.items()}
-
-
-def _rank(percent: int, count: int) -> int:
-    """The least whole number of values that is that much of all; in integers, so that no rounding can move it."""
-    return -(-percent * count // 100)
+    return {name: ordered[rank(percent, len(values)) - 1].astype(np.float64) for name, percent in QUANTILES.items()}
 
 
 def image_stats(frames: UInt8[np.ndarray, "T H W 3"]) -> Stats:
@@ -61,7 +58,7 @@ def _level_stats(histogram: Shaped[np.ndarray, "256"]) -> dict[str, float]:
     mean = np.average(levels, weights=histogram)
     std = np.sqrt(np.average((levels - mean) ** 2, weights=histogram))
     reached = np.cumsum(histogram)
-    marks = {name: levels[np.searchsorted(reached, _rank(p, int(reached[-1])))] for name, p in QUANTILES.items()}
+    marks = {name: levels[np.searchsorted(reached, rank(p, int(reached[-1])))] for name, p in QUANTILES.items()}
     return {"min": seen[0], "max": seen[-1], "mean": mean, "std": std, **marks}
 
 

@@ -7,11 +7,16 @@ from pathlib import Path
 from pirl.errors import DataError
 
 
+def is_hub_id(name: str) -> bool:
+    """Whether datasets on the hub are named so: NAME/DATASET."""
+    return re.fullmatch(r"[A-Za-z0-9][\w.-]*/[\w.-]+", name) is not None
+
+
 def locate(source: str | os.PathLike[str]) -> tuple[Path, str]:
     """The directory of a dataset given as a path or as a hub id, and the name to call it by."""
     name = os.fspath(source)
     path = Path(os.path.expanduser(name))
-    if path.exists() or not re.fullmatch(r"[A-Za-z0-9][\w.-]*/[\w.-]+", name):
+    if path.exists() or not is_hub_id(name):
         return path, name
     home = Path(os.path.expanduser(os.environ.get("HF_LEROBOT_HOME", "~/.cache/huggingface/lerobot"))) / name
     if (home / "meta").is_dir():

@@ -16,7 +16,8 @@ INFO_FILE = "meta/info.json"
 VERSIONS = ("v2.0", "v2.1", "v3.0")
 # Added to every dataset by LeRobot; where they are absent they are rebuilt from what is there.
 DEFAULT_COLUMNS = ("timestamp", "frame_index", "episode_index", "index", "task_index")
-_DEFAULT_PATHS = {
+# Where LeRobot puts data and videos.
+DEFAULT_PATHS = {
     "v2": (
         "data/chunk-{episode_chunk:03d}/episode_{episode_index:06d}.parquet",
         "videos/chunk-{episode_chunk:03d}/{video_key}/episode_{episode_index:06d}.mp4",
@@ -128,7 +129,7 @@ def read_info(root: Path) -> Info:
             complain(f"feature {name!r:.80}", "an object with dtype and shape, and its name without / or ..", entry)
         else:
             features[name] = feature
-    default_data, default_video = _DEFAULT_PATHS[version[:2]]
+    default_data, default_video = DEFAULT_PATHS[version[:2]]
     paths = {"data_path": content.get("data_path") or default_data}
     paths["video_path"] = content.get("video_path") or default_video
     for key, template in paths.items():

@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 from pirl.data.lerobot.columns import to_numpy
 from pirl.data.lerobot.episode_stats import QUANTILES, STATISTICS, Stats, combine, quantiles
 from pirl.data.lerobot.episode_table import CAMERAS, Features, parquet_bytes
+from pirl.data.lerobot.layout import DEFAULT_PATHS
 from pirl.errors import DataError
 from pirl.files import write_file
 
@@ -72,8 +73,7 @@ class MetadataV21(MetadataWriter):
     """Three files of JSON lines, rewritten for every episode: a line half appended would make them unreadable."""
 
     version = "v2.1"
-    data_path = "data/chunk-{episode_chunk:03d}/episode_{episode_index:06d}.parquet"
-    video_path = "videos/chunk-{episode_chunk:03d}/{video_key}/episode_{episode_index:06d}.mp4"
+    data_path, video_path = DEFAULT_PATHS["v2"]
 
     def format_info(self, episodes: int) -> dict[str, Any]:
         """Counts of files and directories."""
@@ -126,8 +126,7 @@ class MetadataV30(MetadataWriter):
     """Parquet tables of tasks and episodes, and stats.json of the whole dataset."""
 
     version = "v3.0"
-    data_path = "data/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet"
-    video_path = "videos/{video_key}/chunk-{chunk_index:03d}/file-{file_index:03d}.mp4"
+    data_path, video_path = DEFAULT_PATHS["v3"]
 
     episodes_per_file = 100
     """A file of episodes is rewritten for each one added to it, so it must not grow without end."""

@@ -1,6 +1,6 @@
 """ALOHA in simulation as a Gymnasium environment, with the names and numbers of OpenPI's `pi0_aloha_sim`."""
 
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import gymnasium
 import numpy as np
@@ -52,7 +52,7 @@ class AlohaEnv(RobotEnv):
         width: int = 640,
         max_steps: int = 300,
         quality: Quality = "fast",
-        render_mode: str | None = "rgb_array",
+        render_mode: Literal["rgb_array"] = "rgb_array",
     ) -> None:
         if max_steps < 1:
             raise ConfigError(f"max_steps = {max_steps} should be at least 1.")

@@ -12,7 +12,6 @@ from pirl.envs.tabletop.drawing import OVERHEAD, WRIST, View, draw
 from pirl.envs.tabletop.world import Outcome, TableConfig, Tables, lay_table, step
 from pirl.errors import ConfigError
 
-ACTION_DIM = 3
 Seen = Literal["pixels", "state"]
 
 

@@ -1,0 +1,100 @@
+"""Values of an annotated type, from what a file holds or a person types, and what such a type takes in words."""
+
+import contextlib
+import types
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal, Union, get_args, get_origin
+
+BOOLS = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
+"""What a person may type for true and for false, in small letters."""
+LARGEST = 2**63
+"""What a whole number stays below; computers count no further."""
+
+
+def convert(value: Any, hint: Any, *, texts: bool) -> Any:
+    """A value of the annotated type, also from text where `texts` are given; a ValueError if it is none."""
+    origin, parts = get_origin(hint), get_args(hint)
+    if hint is Any:
+        return value
+    if origin in (Union, types.UnionType):
+        # Text fits everything, so it comes last.
+        for choice in sorted(parts, key=lambda choice: choice is str):
+            with contextlib.suppress(ValueError):
+                return convert(value, choice, texts=texts)
+    elif origin is Literal:
+        for choice in parts:
+            # By type, because True equals 1.
+            if (type(value) is type(choice) and value == choice) or (texts and value == str(choice)):
+                return choice
+    elif origin is tuple:
+        if texts and isinstance(value, str):
+            value = [part.strip() for part in value.split(",") if part.strip()]
+        if isinstance(value, list | tuple) and (parts[-1] is ... or len(value) == len(parts)):
+            kinds = parts[:1] * len(value) if parts[-1] is ... else parts
+            return tuple(convert(entry, kind, texts=texts) for entry, kind in zip(value, kinds, strict=True))
+    elif origin is not None and issubclass(origin, Mapping):
+        if isinstance(value, Mapping):
+            pairs = value.items()
+            return {convert(key, parts[0], texts=texts): convert(one, parts[1], texts=texts) for key, one in pairs}
+    else:
+        return _convert_simple(value, origin or hint, texts)
+    raise ValueError
+
+
+def _convert_simple(value: Any, kind: type, texts: bool) -> Any:
+    text = value if isinstance(value, str) else None
+    if kind is types.NoneType:
+        if value is None or (texts and text is not None and text.lower() == "none"):
+            return None
+    elif kind is bool:
+        if isinstance(value, bool):
+            return value
+        if texts and text is not None and text.lower() in BOOLS:
+            return BOOLS[text.lower()]
+    elif kind in (int, float):
+        # By type, because True counts as an int.
+        if type(value) in (int, float) or (texts and text is not None):
+            return _number(value, kind)
+    elif kind in (str, Path) and text is not None:
+        if "\0" not in text:  # nothing can be called so
+            return kind(text)
+    elif isinstance(value, kind):
+        return value
+    raise ValueError
+
+
+def _number(value: int | float | str, kind: type) -> int | float:
+    """A number, but not NaN; a ValueError if it is none. A whole million may be written as 1e6."""
+    try:
+        number = float(value)
+    except OverflowError:
+        raise ValueError from None
+    if number != number:
+        raise ValueError
+    if kind is float:
+        return number
+    whole = int(number) if number.is_integer() else None
+    if not isinstance(value, float):
+        with contextlib.suppress(ValueError):
+            whole = int(value)  # to the last digit
+    if whole is None or abs(whole) >= LARGEST:
+        raise ValueError
+    return whole
+
+
+def in_words(hint: Any) -> str:
+    """What a type takes."""
+    origin, parts = get_origin(hint), get_args(hint)
+    if origin in (Union, types.UnionType):
+        return " or ".join(map(in_words, parts))
+    if origin is Literal:
+        return " or ".join(map(str, parts))
+    if origin is tuple and parts[-1] is ...:
+        return {int: "a list of whole numbers", str: "a list of texts"}.get(parts[0], f"a list: {in_words(parts[0])}")
+    if origin is tuple:
+        return f"a list of {len(parts)}, each {in_words(parts[0])}"
+    if origin is not None and issubclass(origin, Mapping):
+        return f"a mapping to {in_words(parts[1])}"
+    words = {int: "a whole number", float: "a number", bool: "true or false", str: "text", types.NoneType: "none"}
+    return words.get(hint, "a path" if hint is Path else getattr(hint, "__name__", str(hint)))

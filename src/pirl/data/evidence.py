@@ -1,0 +1,171 @@
+"""What a dataset says about how its episodes ended: columns, labels, fields of the metadata, and rewards that tell."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from jaxtyping import Bool, Int64
+
+from pirl.data.labels import LABEL_FILE, Label, read_labels
+from pirl.data.lerobot.dataset import Dataset
+from pirl.data.problems import Problem
+
+SUCCESS_COLUMNS = ("next.success", "is_success", "success")
+END_COLUMNS = {key: (f"next.{key}", key) for key in ("done", "truncated", "terminated")}
+REWARD_COLUMN = "next.reward"
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """The columns and labels that speak about outcomes."""
+
+    labels: dict[int, Label]  # by position
+    listed: dict[int, bool]  # by position
+    reward: np.ndarray | None
+    success_column: np.ndarray | None
+    success_in_rewards: dict[int, np.ndarray]  # by position, where rewards tell
+    ends: dict[str, np.ndarray]  # done, truncated, terminated: those that are there
+    names: dict[str, str | None]  # of their columns
+
+    def success(self, episode: int, first: int, last: int) -> tuple[bool | None, int]:
+        """Whether an episode succeeded, and at which row if it did."""
+        label = self.labels.get(episode)
+        column = self.success_column
+        marks = self.success_in_rewards.get(episode) if column is None else column[first:last]
+        marked = np.zeros(last - first, bool) if marks is None else marks
+        # A mark on every frame is a statement about the episode, not a moment.
+        at = first + int(marked.argmax()) if marked.any() and not marked.all() else last - 1
+        if label is not None and label.success is not None:
+            return label.success, at
+        if self.success_column is None and episode in self.listed:
+            return self.listed[episode], at
+        return None if marks is None else bool(marked.any()), at
+
+    def is_rewarded(self, episode: int) -> bool:
+        """Whether there is a reward to take as it is."""
+        label = self.labels.get(episode)
+        return self.reward is not None or (label is not None and label.reward is not None)
+
+    def truncated(self, episode: int, last: int) -> bool | None:
+        """Whether an episode was cut off rather than ended, where that is told."""
+        label = self.labels.get(episode)
+        if label is not None and label.truncated is not None:
+            return label.truncated
+        at_last = {key: bool(marks[last - 1]) for key, marks in self.ends.items()}
+        if "terminated" in at_last:
+            return not at_last["terminated"]
+        # `done` is terminated OR truncated: False at the last frame means the recording was cut, True tells nothing.
+        return True if at_last.get("done") is False else at_last.get("truncated")
+
+
+def gather_evidence(
+    dataset: Dataset, reward_column: str | None, success_column: str | None
+) -> tuple[Evidence, list[Problem]]:
+    """What is there, and what is wrong with it. The columns have their usual names unless others are given."""
+    problems: list[Problem] = []
+    present = dataset.column_names
+
+    def first_of(names: Sequence[str]) -> str | None:
+        return next((name for name in names if name in present), None)
+
+    chosen = {
+        "reward": reward_column or first_of([REWARD_COLUMN]),
+        "success": success_column or first_of(SUCCESS_COLUMNS),
+        **{key: first_of(names) for key, names in END_COLUMNS.items()},
+    }
+    for key, wanted in (("reward", reward_column), ("success", success_column)):
+        if wanted is not None and wanted not in present:
+            message = f"is not in the data; its columns are {', '.join(present)}"
+            problems.append(Problem(message, column=wanted or "''"))
+            chosen[key] = None
+    columns, complaints = dataset.try_columns([name for name in chosen.values() if name is not None])
+    problems += complaints
+
+    def column(key: str) -> np.ndarray | None:
+        name = chosen[key]
+        if name is None or name not in columns:
+            return None
+        values = columns[name]
+        if values.ndim != 1 or values.dtype.kind not in "biuf":
+            problems.append(Problem("should hold one number per frame", column=name, value=str(values.dtype)))
+            return None
+        bad = np.flatnonzero(~(np.isfinite(values) if key == "reward" else np.isin(values, (0, 1))))
+        if len(bad):
+            episode = int(np.searchsorted(dataset.starts, bad[0], side="right") - 1)
+            frame, number = int(bad[0] - dataset.starts[episode]), int(dataset.episode_ids[episode])
+            message = f"frame {frame} is not finite" if key == "reward" else f"frame {frame} should be 0 or 1"
+            problems.append(Problem(message, "problem", number, None, name, str(values[bad[0]])))
+            return None
+        return values if key == "reward" else values.astype(bool)
+
+    found = {key: column(key) for key in chosen}
+    evidence = Evidence(
+        _labels(dataset, problems),
+        _listed_success(dataset),
+        found["reward"],
+        found["success"],
+        {} if found["reward"] is None else _success_in_rewards(found["reward"], dataset.starts),
+        {key: marks for key in END_COLUMNS if (marks := found[key]) is not None},
+        chosen,
+    )
+    return evidence, problems
+
+
+def _success_in_rewards(
+    rewards: np.ndarray, starts: Int64[np.ndarray, " episodes_plus_one"]
+) -> dict[int, Bool[np.ndarray, " steps"]]:
+    """The frames that rewards mark as a success, by episode; only of those whose rewards are of a kind that does."""
+    episodes = dict(enumerate(np.split(rewards, starts[1:-1])))
+    values = set(np.unique(rewards).tolist())
+    if values <= {0, 1} or (1 in values and values <= {-1, 0, 1}):
+        return {episode: steps == 1 for episode, steps in episodes.items()}
+    # Where steps cost something, an episode of zeros tells nothing.
+    costly = {episode: steps for episode, steps in episodes.items() if steps.any()}
+    return {episode: steps == 0 for episode, steps in costly.items()} if _are_costs(list(costly.values())) else {}
+
+
+def _are_costs(episodes: Sequence[np.ndarray]) -> bool:
+    """Whether every step costs something until success, and success nothing."""
+    values = set(np.unique(np.concatenate(episodes)).tolist())
+    if values <= {-1, 0}:
+        # A -1 after a 0 is a penalty, such as for a failure.
+        return not any((np.diff(steps) < 0).any() for steps in episodes)
+    before_last = np.concatenate([steps[:-1] for steps in episodes])
+    # Distances to a goal look like costs. If none ever reaches 0, a cost is known by its being always the same.
+    same = len(np.unique(before_last)) == 1
+    return max(values) <= 0 and bool((before_last < 0).all()) and (0 in values or same)
+
+
+def _labels(dataset: Dataset, problems: list[Problem]) -> dict[int, Label]:
+    position = {number: episode for episode, number in enumerate(dataset.episode_ids.tolist())}
+    labels = {}
+    for number, label in read_labels(dataset.root).items():
+        if number not in position:
+            message = "is labelled but not in the data: take its line out"
+            problems.append(Problem(message, file=LABEL_FILE, episode=number))
+        elif label.length not in (None, int(dataset.lengths[position[number]])):
+            problems.append(
+                Problem(
+                    f"was labelled when it had {label.length} frames, now it has "
+                    f"{dataset.lengths[position[number]]}: label it again",
+                    file=LABEL_FILE,
+                    episode=number,
+                )
+            )
+        else:
+            labels[position[number]] = label
+    return labels
+
+
+def _listed_success(dataset: Dataset) -> dict[int, bool]:
+    """Success fields that some recorders add to the episode metadata."""
+    found: dict[int, bool] = {}
+    for episode, number in enumerate(dataset.episode_ids.tolist()):
+        listed = dataset.listing.episodes.get(number)
+        value: Any = (
+            next((listed.extra[name] for name in SUCCESS_COLUMNS if name in listed.extra), None) if listed else None
+        )
+        if isinstance(value, bool) or value in (0, 1):
+            found[episode] = bool(value)
+    return found
