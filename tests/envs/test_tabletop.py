@@ -258,7 +258,7 @@ def _assert_segment(segment: Segment, steps: list[Any]) -> None:
         ({"layout": "heap"}, "layout should be sorted or free; it is 'heap'"),
         ({"distractors": -1}, "distractors = -1 should be 0 to 4"),
         ({"precision": 0}, r"precision = 0\.0"),
-        ({"precision": "nan"}, "precision = nan"),
+        ({"precision": "nan"}, "precision should be a number; it is 'nan'"),
         ({"precision": 0.5}, r"precision = 0\.5"),
         ({"action_noise": -0.1}, r"action_noise = -0\.1"),
         ({"action_noise": "inf"}, "action_noise = inf"),

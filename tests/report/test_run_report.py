@@ -356,8 +356,11 @@ def test_a_million_steps_make_a_small_page_soon_and_lose_no_peak(tmp_path):
     lines = [f'{{"step": {step}, "loss": {value:.4f}, "my/own": {value:.4f}}}\n' for step, value in enumerate(values)]
     (run / "metrics.jsonl").write_text("".join(lines))
     begun = time.process_time()
+    for line in lines:
+        json.loads(line)
+    parsed = time.process_time()
     text = page(run)
-    assert time.process_time() - begun < 30
+    assert time.process_time() - parsed < 10 * (parsed - begun), "most of what it takes is to read the lines"
     assert len(text.encode()) < 200_000
     faint = next(line for line in charts(text)["my/own"].iter("polyline") if "faint" in line.get("class"))
     low, high = map(float, charts(text)["my/own"].get("data-y").split())

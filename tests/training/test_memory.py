@@ -1,7 +1,6 @@
 """What the memory monitor says is what is there."""
 
 import logging
-import time
 
 import jax
 import numpy as np
@@ -90,12 +89,8 @@ def test_a_system_that_says_little_is_no_error(monkeypatch):
     assert "memory/data/host_available" not in values
 
 
-def test_measuring_takes_two_milliseconds_at_most():
-    arrays = [jax.device_put(np.zeros(8, np.float32), jax.devices()[number % 8]) for number in range(200)]
-    monitor, seconds = MemoryMonitor(), []
-    for _ in range(30):
-        began = time.thread_time()
-        monitor.take("update")
-        seconds.append(time.thread_time() - began)
-    assert min(seconds) < 2e-3
-    assert len(arrays) == 200
+def test_measuring_does_not_wait_for_what_is_being_computed():
+    slow = jax.jit(lambda x: jax.lax.fori_loop(0, 60, lambda _, x: x @ x / len(x), x))
+    under_way = slow(np.ones((1000, 1000), np.float32))
+    MemoryMonitor().take("update")
+    assert not under_way.is_ready()
