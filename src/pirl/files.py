@@ -54,6 +54,7 @@ def put_in_place(partial: Path, directory: Path) -> None:
         if directory.exists():
             directory.rename(_aside(directory))
         partial.rename(directory)
+        _sync(directory.parent)
     finally:
         put_back(directory)
 
@@ -63,6 +64,16 @@ def put_back(directory: Path) -> None:
     if _aside(directory).exists() and not directory.exists():
         _aside(directory).rename(directory)
     shutil.rmtree(_aside(directory), ignore_errors=True)
+
+
+def _sync(directory: Path) -> None:
+    """Let a new name outlive a power failure, where file systems can be asked to."""
+    with contextlib.suppress(OSError):
+        opened = os.open(directory, os.O_RDONLY)
+        try:
+            os.fsync(opened)
+        finally:
+            os.close(opened)
 
 
 def _aside(directory: Path) -> Path:

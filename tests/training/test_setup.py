@@ -7,9 +7,11 @@ import jax
 import numpy as np
 import pytest
 
+from pirl.config import override_config
 from pirl.data import load_robot, open_dataset
 from pirl.errors import ConfigError, DataError
 from pirl.interop import NormStats, save_policy
+from pirl.run_files import RunFiles
 from pirl.training.setup import agent_shapes, agent_sharding, create_agent, hold_out, set_up
 
 
@@ -86,6 +88,22 @@ def test_statistics_of_the_checkpoint_are_taken_by_name(configure, tmp_path):
         found = set_up(configure(**changes)).norm_stats
         assert list(found) == [name], "the policy is exported as its statistics were found"
         assert found[name]["state"].mean[0] == 3.0
+    # A run that goes on has its own, whatever has become of the checkpoint that it began with.
+    run = RunFiles(tmp_path / "run")
+    assert set_up(configure(**changes), resumed=run).norm_stats.keys() == {"tabletop_state"}
+    for step, mean in ((5, 6.0), (10, 7.0)):
+        save_policy(run.policies / str(step), policy, norm_stats={"own": statistics(mean)})
+    gone = dataclasses.replace(configure(**changes), checkpoint=str(tmp_path / "gone"))
+    assert set_up(gone, resumed=run).norm_stats["own"]["state"].mean[0] == 7.0
+
+
+@pytest.mark.usefixtures("toy")
+def test_only_critics_look_beyond_the_chunk(configure):
+    """What is not looked at is not read, decoded or sent to a device."""
+    for learner, looks in (("acrlpd", True), ("bc", False)):
+        setup = set_up(override_config(configure(), {"agent": {"learner": learner}}))
+        with setup.open_loader(None) as loader:
+            assert (next(loader).next_observations is not None) == looks
 
 
 @pytest.mark.usefixtures("toy")
