@@ -254,9 +254,7 @@ def test_an_environment_may_start_processes_which_end_with_it(crewed: tuple[EnvP
 
 
 @pytest.mark.parametrize(("seed", "reason"), [(9002, "ended by SIGKILL"), (9004, "no answer within")])
-def test_what_a_lost_environment_has_started_ends_too(
-    crewed: tuple[EnvPool, set[int]], seed: int, reason: str
-) -> None:
+def test_what_a_lost_environment_has_started_ends_too(crewed: tuple[EnvPool, set[int]], seed: int, reason: str) -> None:
     pool, crew = crewed
     pool.start(0, Start("left", seed))
     pool.wait([0])
