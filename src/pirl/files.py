@@ -1,6 +1,7 @@
 """Files that appear whole or not at all, and where pirl keeps what it can compute again."""
 
 import contextlib
+import errno
 import os
 import secrets
 import shutil
@@ -37,6 +38,24 @@ def write_file(path: Path, content: bytes | str) -> None:
         raise
     finally:
         partial.unlink(missing_ok=True)
+
+
+def end_with(path: Path, place: int, content: bytes) -> None:
+    """Let a file go on with this content from a place on, in a single write: all of it, or an error and none."""
+    file = os.open(path, os.O_WRONLY | os.O_CREAT, 0o666)
+    try:
+        if os.fstat(file).st_size > place:
+            os.ftruncate(file, place)
+        try:
+            if os.pwrite(file, content, place) < len(content):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        except BaseException as error:
+            os.ftruncate(file, place)
+            if isinstance(error, OSError):
+                error.filename = str(path)
+            raise
+    finally:
+        os.close(file)
 
 
 @contextlib.contextmanager

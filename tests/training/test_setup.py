@@ -107,6 +107,35 @@ def test_only_critics_look_beyond_the_chunk(configure):
 
 
 @pytest.mark.usefixtures("toy")
+def test_padding_of_the_statistics_is_not_taken_for_actions_of_the_robot(configure, tmp_path):
+    import toy_learner
+
+    def padded(width):
+        return NormStats(*(np.pad(np.ones(width), (0, 8 - width)) for _ in range(2)))
+
+    robot = dataclasses.replace(load_robot("tabletop_state"), name="open", state_dim=None, action_dim=None)
+    (tmp_path / "robot.json").write_text(json.dumps(robot.to_dict()))
+    policy = toy_learner.load(configure(), None)
+    save_policy(tmp_path / "policy", policy, norm_stats={"one": {"state": padded(8), "actions": padded(3)}})
+    setup = set_up(
+        configure(
+            data__repo_id=None,
+            data__norm_stats="checkpoint",
+            data__validation_fraction=0.0,
+            data__robot=str(tmp_path / "robot.json"),
+            validation_every=0,
+            checkpoint=str(tmp_path / "policy"),
+            from_scratch=False,
+            steps=0,
+            online__env_steps=40,
+            online__prior_ratio=0.0,
+        )
+    )
+    assert setup.config.model.action_dim == 8
+    assert setup.action_dim == 3
+
+
+@pytest.mark.usefixtures("toy")
 def test_a_learner_is_made_where_a_restored_one_would_lie(configure):
     setup = set_up(configure(fsdp_devices=2))
     assert setup.mesh.shape == {"data": 4, "fsdp": 2}

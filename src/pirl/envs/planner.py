@@ -229,7 +229,9 @@ def check_policy(
         if statistics is not None:
             if key not in statistics:
                 raise ConfigError(f"the policy has no statistics of {key!r}, only of {', '.join(statistics)}.")
-            _check_width(key, _real_width(statistics[key], given[key]), "the policy's statistics", given[key], name)
+            stats = statistics[key]
+            claimed = min(max(given[key], stats.unpadded_width), len(stats.mean))
+            _check_width(key, claimed, "the policy's statistics", given[key], name)
 
 
 def _check_width(key: str, claimed: int | None, who: str, given: int, env: str) -> None:
@@ -238,12 +240,6 @@ def _check_width(key: str, claimed: int | None, who: str, given: int, env: str) 
             f"{key} has {claimed} dimensions according to {who}; in {env} there are {given}: the policy was trained "
             "for another robot."
         )
-
-
-def _real_width(stats: NormStats, wanted: int) -> int:
-    """How many dimensions statistics are of: padding behind them has mean and deviation 0."""
-    is_padded = not np.any(stats.mean[wanted:]) and not np.any(stats.std[wanted:])
-    return wanted if len(stats.mean) > wanted and is_padded else len(stats.mean)
 
 
 def _visible(robot: Robot, config: Pi0Config) -> Robot:

@@ -143,7 +143,8 @@ def set_up(config: RLTrainConfig, *, resumed: RunFiles | None = None, progress: 
             weights, held_out = hold_out(weights, dataset, data.validation_fraction, config.seed)
         cache = FrameCacheConfig(*model.image_resolution, compression=data.frame_compression)
         trajectories = load_trajectories(dataset, robot, model, outcomes=outcomes, frame_cache=cache, progress=progress)
-    action_dim = trajectories.actions.shape[1] if trajectories is not None else len(statistics["actions"].mean)
+    told = statistics["actions"].width_in(model.action_dim)
+    action_dim = told if trajectories is None else trajectories.actions.shape[1]
     return Setup(
         config=config,
         policy_io=policy_io,
