@@ -28,7 +28,9 @@ def show_options(config: RLTrainConfig, program: str, command: Any) -> None:
     """Print all of them, those of the command and those of the configuration, group by group."""
     print(f"usage: {program} [PRESET] {command.needs} [OPTIONS]\n")
     print(f"{inspect.cleandoc(command.__doc__ or '')}\n")
-    print("Every option is shown with its value here. Lists are given with commas between, or as [a, b]; nothing as none.")
+    print(
+        "Every option is shown with its value here. Lists are given with commas between, or as [a, b]; nothing as none."
+    )
     texts = _explanations(command)
     _show_group(
         f"the {'run' if command is Train else command.__name__.lower()}",
