@@ -22,7 +22,7 @@ from pirl.envs.intervals import wilson
 Arguments = tuple[object, ...]
 Method = Callable[[], tuple[int, int]]
 ENV = ("--env", "tabletop", "--env.observation", "state", "--env.max-steps", "50")
-EVALUATED = ("--episodes", "200", "--envs", "64", "--execute-steps", "5")
+EVALUATED = ("--episodes", "200", "--envs", "64", "--execute-steps", "5", "--denoising-steps", "10")
 RIPT = {
     "positive": (),
     "positive, no discount": ("--rollout.discount", "1.0"),

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from pirl.files import write_file
-from pirl.plan.table import gib
+from pirl.plan.table import close_size
 from pirl.words import short_duration
 
 ROOT = Path(__file__).parents[1]
@@ -91,11 +91,11 @@ def _cells(answer: dict[str, Any]) -> list[str]:
     kinds = ("parameters", "frozen", "average", "optimiser", "critics")
     return [
         "yes" if answer["fits"] else "no",
-        gib(sum(sizes.get(kind, 0) for kind in kinds)),
-        "more" if sizes["peak"] is None else gib(sizes["peak"]),
-        gib(sizes["available"]),
+        close_size(sum(sizes.get(kind, 0) for kind in kinds)),
+        "more" if sizes["peak"] is None else close_size(sizes["peak"]),
+        close_size(sizes["available"]),
         f"{answer['flops_per_step'] / 1e12:,.0f}",
-        "" if sent is None else gib(sum(sent.values())),
+        "" if sent is None else close_size(sum(sent.values())),
         short_duration(step) if answer["fits"] and step is not None else "",
         f"{answer['largest_batch']:,}" if answer["largest_batch"] else "none",
     ]

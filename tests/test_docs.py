@@ -2,7 +2,9 @@
 
 import re
 import shlex
+import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import jax
@@ -24,6 +26,8 @@ PAGES = [
     *sorted(page.relative_to(ROOT).as_posix() for page in (ROOT / "docs").rglob("*.md")),
 ]
 
+EXAMPLE = [*(ROOT / "examples" / "custom_env").glob("*.py")]
+
 
 def blocks(page: str, language: str) -> list[str]:
     return re.findall(rf"```{language}\n(.*?)```", (ROOT / page).read_text(), flags=re.DOTALL)
@@ -32,6 +36,18 @@ def blocks(page: str, language: str) -> list[str]:
 def commands(page: str, language: str = "bash") -> list[list[str]]:
     lines = "".join(blocks(page, language)).splitlines()
     return [words for line in lines if (words := shlex.split(line, comments=True))]
+
+
+@pytest.fixture
+def fresh_modules(monkeypatch):
+    """Modules of examples come from the workplace, though another test may have loaded them from elsewhere."""
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    loaded = {file.stem: sys.modules.pop(file.stem, None) for file in EXAMPLE}
+    yield
+    for name, module in loaded.items():
+        sys.modules.pop(name, None)
+        if module is not None:
+            sys.modules[name] = module
 
 
 @pytest.fixture(scope="module")
@@ -50,13 +66,16 @@ def workplace(tmp_path_factory):
     monkeypatch = pytest.MonkeyPatch()
     monkeypatch.setenv("PIRL_CACHE", str(directory / "cache"))
     monkeypatch.chdir(directory)
+    for file in EXAMPLE:
+        shutil.copy(file, directory)
     exec(compile(blocks("docs/data.md", "python")[0], "docs/data.md", "exec"), {})
     yield directory
     monkeypatch.undo()
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_every_command_runs(page, workplace, monkeypatch, one_device):
+@pytest.mark.usefixtures("fresh_modules", "one_device")
+def test_every_command_runs(page, workplace, monkeypatch):
     monkeypatch.chdir(workplace)
     for words in commands(page):
         if words[0] == "make":

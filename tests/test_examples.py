@@ -71,10 +71,13 @@ def test_the_readmes_commands_work(tmp_path: Path) -> None:
     (block,) = re.findall(r"```bash\n(.*?)```", (work / "README.md").read_text(), re.DOTALL)
     lines = block.replace("\\\n", " ").splitlines()
     commands = [shlex.split(line) for line in lines if line and not line.startswith("#")]
-    assert [command[:2] for command in commands] == [["pirl", "envs"], ["pirl", "collect"], ["pirl", "eval"]]
+    assert [command[1] for command in commands] == ["envs", "collect", "eval", "train", "eval"]
+    said = []
     for _, *arguments in commands:
         program = [sys.executable, "-m", "pirl.cli.main", *arguments]
         done = subprocess.run(program, cwd=work, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
-    assert "100.0 %" in done.stdout
+        said.append(done.stdout)
+    assert "100.0 %" in said[2]
     assert (work / "data" / "point_reach" / "meta" / "info.json").is_file()
+    assert "as in runs/point: --env point_reach:PointReach-v0 --env.adapter" in said[4]

@@ -22,7 +22,10 @@ def test_as_many_digits_as_are_asked_for():
 
 @pytest.mark.parametrize(
     ("seconds", "words"),
-    [(35, "35 s"), (89.4, "89 s"), (240, "4 min"), (7500, "2 h 05 min"), (3 * 86400 + 4 * 3600, "3 d 04 h")],
+    [
+        *((0.2, "0 s"), (35, "35 s"), (89.4, "89 s"), (89.6, "1 min"), (239, "4 min")),
+        *((3599, "1 h 00 min"), (7500, "2 h 05 min"), (48 * 3600 - 31, "47 h 59 min"), (76 * 3600 + 100, "3 d 04 h")),
+    ],
 )
 def test_a_wait_is_told_as_people_tell_it(seconds, words):
     assert duration(seconds) == words

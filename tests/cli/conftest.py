@@ -45,12 +45,13 @@ def make_run(policy, tmp_path):
 
     from pirl.config import get_config, save_config
 
-    def make(name, env, execute_steps):
+    def make(name, env, execute_steps, denoising_steps=10):
         run = tmp_path / "runs" / name
         shutil.copytree(policy, run / "checkpoints" / "policy" / "10")
         config = get_config("demo_bc")
         evaluation = dataclasses.replace(config.evaluation, execute_steps=execute_steps)
-        save_config(run / "config.yaml", dataclasses.replace(config, env=env, evaluation=evaluation))
+        agent = dataclasses.replace(config.agent, denoising_steps=denoising_steps)
+        save_config(run / "config.yaml", dataclasses.replace(config, env=env, evaluation=evaluation, agent=agent))
         return f"runs/{name}"
 
     return make

@@ -71,7 +71,18 @@ def test_steps_can_be_asked_for_instead_of_episodes(call):
 
 
 def test_a_policy_collects_and_resumes(call, policy):
-    arguments = ("collect", "--policy", policy, "--storage", "image", "--num-steps", 2, "--version", "v2.1", *FAST[:6])
+    arguments = (
+        "collect",
+        "--policy",
+        policy,
+        "--storage",
+        "image",
+        "--denoising-steps",
+        2,
+        "--version",
+        "v2.1",
+        *FAST[:6],
+    )
     assert call(*arguments, "--episodes", 5, "--out", "whole")[0] == 0
     assert call(*arguments, "--episodes", 2, "--out", "part")[0] == 0
     assert call(*arguments, "--episodes", 5, "--out", "part", "--resume")[0] == 0
@@ -154,7 +165,19 @@ def test_other_settings_are_named(call):
 
 def test_a_run_collects_where_it_was_trained(call, make_run):
     run = make_run("a", EnvConfig("tabletop", options={"image_size": 28, "max_steps": 6}), 3)
-    arguments = ("collect", "--policy", run, "--episodes", 2, "--out", "data", "--num-steps", 1, "--storage", "image")
+    arguments = (
+        "collect",
+        "--policy",
+        run,
+        "--episodes",
+        2,
+        "--out",
+        "data",
+        "--denoising-steps",
+        1,
+        "--storage",
+        "image",
+    )
     code, out, err = call(*arguments)
     assert (code, err) == (0, "")
     assert out.startswith("as in runs/a: --env tabletop --env.image-size 28 --env.max-steps 6 --execute-steps 3\n")

@@ -3,6 +3,7 @@
 import hashlib
 import io
 import json
+import re
 
 import numpy as np
 import pytest
@@ -238,7 +239,7 @@ def test_caches_are_listed_and_cleared(run, tmp_path):
     assert "0 caches" in run("data", "cache")[1]
     open_frames(open_dataset(built.root), list(built.cameras), FrameCacheConfig(16, 16), progress=False)
     _, out, _ = run("data", "cache")
-    assert "2 caches" in out
+    assert re.search(r"^2 caches, [\d.]+ KiB$", out, re.MULTILINE), "small ones are no 0.00 GiB"
     assert "16×16" in out
     assert "deleted" in run("data", "cache", "--clear")[1]
     assert "0 caches" in run("data", "cache")[1]

@@ -72,7 +72,9 @@ def test_playing_prints_how_it_went_and_makes_films(call):
 
 
 def test_a_policy_can_be_watched(call, policy):
-    code, out, _ = call("envs", "play", "--checkpoint", policy, "--episodes", 1, "--num-steps", 1, "--env.max-steps", 9)
+    code, out, _ = call(
+        "envs", "play", "--checkpoint", policy, "--episodes", 1, "--denoising-steps", 1, "--env.max-steps", 9
+    )
     assert code == 0
     assert "time ran out after 9 steps" in out or "failure after" in out
 
@@ -100,7 +102,7 @@ def test_bad_input_is_explained_with_exit_code_2(call, arguments, message):
 
 def test_a_run_plays_where_it_was_trained(call, make_run):
     run = make_run("a", EnvConfig("tabletop", options={"image_size": 28, "max_steps": 6}), 3)
-    code, out, _ = call("envs", "play", "--checkpoint", run, "--episodes", 1, "--num-steps", 1)
+    code, out, _ = call("envs", "play", "--checkpoint", run, "--episodes", 1, "--denoising-steps", 1)
     assert code == 0
     said, played, *_ = out.splitlines()
     assert said == "as in runs/a: --env tabletop --env.image-size 28 --env.max-steps 6 --execute-steps 3"

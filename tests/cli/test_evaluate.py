@@ -63,7 +63,9 @@ def test_one_task_can_be_asked_for(call):
 
 
 def test_a_policy_is_compared_with_the_expert_start_by_start(call, policy):
-    out = evaluate(call, policy, "expert", "--episodes", 8, "--json", "a.json", "--video", "a.mp4", "--num-steps", 2)
+    out = evaluate(
+        call, policy, "expert", "--episodes", 8, "--json", "a.json", "--video", "a.mp4", "--denoising-steps", 2
+    )
     content = json.loads(Path("a.json").read_text())
     pairs = content["comparison"]["pairs"]
     assert content["first"]["settings"]["policy"] == str(policy)
@@ -80,7 +82,7 @@ def test_a_policy_is_compared_with_the_expert_start_by_start(call, policy):
 
 
 SMALL = EnvConfig("tabletop", options={"image_size": 28, "max_steps": 6, "objects": 3})
-QUICK = ("--episodes", 2, "--envs", 2, "--num-steps", 1, "--json", "a.json")
+QUICK = ("--episodes", 2, "--envs", 2, "--denoising-steps", 1, "--json", "a.json")
 
 
 def settings_of(call, *arguments):
@@ -141,6 +143,32 @@ def test_runs_that_differ_are_compared_only_where_somebody_says(call, make_run):
     assert (said.startswith("as in runs/a and runs/c: --env tabletop"), steps) == (True, 2)
 
 
+def test_each_run_plans_in_as_many_denoising_steps_as_it_was_trained_with(call, make_run):
+    runs = make_run("a", SMALL, 3, denoising_steps=2), make_run("b", SMALL, 3, denoising_steps=4)
+
+    def said_and_made_with(*arguments):
+        code, out, err = call("eval", *arguments, "--episodes", 2, "--envs", 2, "--json", "a.json")
+        assert (code, err) == (0, "")
+        content = json.loads(Path("a.json").read_text())
+        both = [content[which] for which in ("first", "second")] if "first" in content else [content]
+        lines = [line for line in out.splitlines() if line.startswith("as in")]
+        return lines, [one["settings"]["denoising_steps"] for one in both]
+
+    lines, steps = said_and_made_with(runs[0])
+    assert (len(lines), lines[0].endswith(" --execute-steps 3 --denoising-steps 2"), steps) == (1, True, [2])
+    lines, steps = said_and_made_with(*runs)
+    assert lines[0].endswith("--env.objects 3 --execute-steps 3")
+    assert lines[1:] == [
+        "as in runs/a, for its own policy: --denoising-steps 2",
+        "as in runs/b, for its own policy: --denoising-steps 4",
+    ]
+    assert steps == [2, 4]
+    lines, steps = said_and_made_with(*runs, "--denoising-steps", 3)
+    assert (any("denoising" in line for line in lines), steps) == (False, [3, 3])
+    small = ("--env.image-size", 28, "--env.max-steps", 6, "--env.objects", 3)
+    assert said_and_made_with("runs/a/checkpoints/policy/10", *small) == ([], [10]), "no run, so as OpenPI acts"
+
+
 def test_of_a_directory_of_runs_one_has_to_be_named(call, make_run):
     make_run("b", SMALL, 3)
     make_run("a", SMALL, 3)
@@ -154,7 +182,7 @@ def test_a_damaged_configuration_is_needed_only_for_what_nobody_says(call, make_
     code, _, err = call("eval", run, *QUICK)
     assert code == 2
     assert "runs/a/config.yaml has no field 'stesp'" in err
-    assert "both --env and --execute-steps are needed" in err
+    assert "without it, --env, --execute-steps and --denoising-steps are needed" in err
     _, env, steps = settings_of(call, run, "--env", "tabletop", "--env.max-steps", 4, "--execute-steps", 2)
     assert (env["options"], steps) == ({"max_steps": 4}, 2)
 
@@ -180,6 +208,7 @@ def test_a_damaged_configuration_is_needed_only_for_what_nobody_says(call, make_
         (["expert", "--guidance", "nan"], "--guidance should be a number of at least 0; it is nan"),
         (["expert", "--envs", "0"], "--envs should be at least 1"),
         (["expert", "--execute-steps", "0"], "--execute-steps should be at least 1"),
+        (["expert", "--denoising-steps", "0"], "--denoising-steps should be at least 1; it is 0"),
         (["expert", "--seed", "-1"], "--seed should be zero or more"),
         (["expert", "--timeout", "0"], "--timeout"),
         (["expert", "--timeout", "nan"], "--timeout should be a number of seconds above 0; it is nan"),

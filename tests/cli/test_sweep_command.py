@@ -95,7 +95,7 @@ def test_it_ends_with_a_table_and_the_command_for_the_best(call, monkeypatch, tm
     assert rows[0][-1] == "here/rate/trial-001"
     assert out.splitlines()[-1].strip() == (
         "pirl train demo_bc --exp-name rate-best --data.repo-id=. --evaluation.every=500 --runs-dir=here "
-        "--agent.optimiser.peak-lr=1e-3"
+        "--agent.optimiser.peak-lr=1e-3 --steps=1500"
     )
     assert _parse(shlex.split(out.splitlines()[-1])[1:]).resolve().agent.optimiser.peak_lr == 1e-3
     assert (tmp_path / "here/rate/sweep.html").exists()

@@ -1,5 +1,6 @@
 """Configurations go through YAML and dotted overrides unharmed; what cannot be one is explained."""
 
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
@@ -25,6 +26,7 @@ from pirl.config import (
 )
 from pirl.config.values import list_fields
 from pirl.data.prepare import Selection
+from pirl.data.robots import get_robot, load_robot
 from pirl.envs.registry import EnvConfig
 from pirl.errors import ConfigError
 from pirl.models.config import get_model_config
@@ -279,3 +281,34 @@ def test_no_text_breaks_the_reader(text):
         parse_config(text, "demo")
     except ConfigError as error:
         assert str(error)
+
+
+ADAPTER = """
+from pirl.data.robots import get_robot
+from pirl.envs import EnvAdapter
+
+class Pole(EnvAdapter):
+    robot = get_robot("libero")
+
+class Other(Pole):
+    pass
+"""
+
+
+def test_an_adapter_brings_its_robot_unless_another_is_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    (tmp_path / "robot_of_pole.py").write_text(ADAPTER)
+    own = {"env.id": "CartPole-v1", "env.adapter": "robot_of_pole.py:Pole"}
+    config = override_config(get_config("demo_bc"), own)
+    assert config.data.robot == "robot_of_pole.py:Pole"
+    assert load_robot(config.data.robot) is get_robot("libero")
+    assert parse_config(format_config(config)) == config
+    assert parse_config("preset: demo_bc\nenv: {id: CartPole-v1, adapter: robot_of_pole.py:Pole}") == config
+    # Who says another has it, and keeps it; with the environment, its robot goes.
+    assert override_config(get_config("demo_bc"), {**own, "data.robot": "tabletop"}).data.robot == "tabletop"
+    assert override_config(config, {"steps": 3}).data.robot == config.data.robot
+    assert override_config(config, {"env.adapter": "robot_of_pole.py:Other"}).data.robot == "robot_of_pole.py:Other"
+    described = override_config(get_config("demo_bc"), {"data.robot": "mine.json"})
+    assert override_config(described, own).data.robot == "mine.json"
+    del sys.modules["robot_of_pole"]

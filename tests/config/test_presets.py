@@ -83,6 +83,24 @@ def test_every_preset_says_what_for_by_which_command_on_what_and_how_well(name):
     assert _parse(shlex.split(command)).resolve().name == name
 
 
+@pytest.mark.parametrize("name", [name for name in list_configs() if name.endswith("_bc") and name != "demo_bc"])
+def test_a_baseline_is_said_to_need_the_machine_of_its_rl_preset_and_nothing_of_rl(name):
+    about, learner = get_preset(name).about, get_preset(name.removesuffix("_bc")).about
+    assert not re.search(r"(?<!no )critics|ACRLPD|pirl data label|failures|online", about)
+    assert "Data: as" in about
+    (needs,) = re.findall(r"^Needs: (.*?)^Should reach", about, flags=re.MULTILINE | re.DOTALL)
+    assert f"Needs: {needs}" in learner
+
+
+def test_a_policy_to_begin_with_that_openpi_has_not_released_is_made_first():
+    for name in ("aloha_ript_pi05", "aloha_ript_pi05_lora"):
+        about = get_preset(name).about
+        assert "--checkpoint runs/cube_bc" in about
+        assert "aloha_sim_pi05_bc --exp-name cube_bc" in about
+    assert "--checkpoint checkpoints/pi0_aloha_sim" in get_preset("aloha_ript").about
+    assert not any("pi05_aloha_sim" in get_preset(name).about for name in list_configs())
+
+
 def test_an_unknown_preset_is_answered_with_the_nearest():
     with pytest.raises(ConfigError, match="Did you mean aloha_fold_pi05_lora?"):
         get_config("aloha_fold_pi5_lora")

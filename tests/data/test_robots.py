@@ -2,12 +2,13 @@
 
 import dataclasses
 import json
+import sys
 
 import numpy as np
 import pytest
 
 from golden import arrays, needs_golden
-from pirl.data.robots import Robot, get_robot, list_robots
+from pirl.data.robots import Robot, get_robot, list_robots, load_robot
 from pirl.errors import ConfigError
 from pirl.models.config import OPENPI_CAMERAS
 
@@ -130,3 +131,19 @@ def test_what_is_missing_is_named():
         Robot.from_dict(["arm"])
     with pytest.raises(ConfigError, match="'lbero'. Did you mean libero.*Known: aloha, aloha_sim, libero"):
         get_robot("lbero")
+
+
+def test_a_robot_may_be_that_of_a_class_and_what_has_none_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    file = tmp_path / "robots_of_classes.py"
+    file.write_text(
+        "from pirl.data.robots import get_robot\nclass Arm:\n    robot = get_robot('libero')\nclass Other:\n    pass\n"
+    )
+    assert load_robot(f"{file}:Arm") is get_robot("libero")
+    with pytest.raises(ConfigError, match="Other has no class attribute robot, a pirl.data.Robot; it has None"):
+        load_robot(f"{file}:Other")
+    with pytest.raises(ConfigError, match=r"has no class 'Amr'. Did you mean Arm\? It has Arm, Other\."):
+        load_robot(f"{file}:Amr")
+    with pytest.raises(ConfigError, match="there is no robot file"):
+        load_robot(f"{tmp_path}/absent.py:Arm")
+    del sys.modules["robots_of_classes"]

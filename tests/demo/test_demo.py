@@ -212,7 +212,7 @@ def test_what_to_run_next_can_be_pasted_whatever_the_directory_is_called(practis
     watch, compare, check, _ = (shlex.split(line) for line in next_commands(named, {"ript": {"step": 400}}))
     ript = str(named.run("ript"))
     assert watch[-3:] == [ript, "--out", f"{named.out}/film.gif"]
-    assert compare == ["pirl", "eval", str(named.run("filtered_bc")), ript]
+    assert compare == ["pirl", "eval", str(named.run("filtered_bc")), ript, "--denoising-steps", "10"]
     assert check == ["pirl", "convert", f"{ript}/checkpoints/policy/400", "--check"]
 
 

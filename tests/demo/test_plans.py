@@ -45,6 +45,7 @@ def is_measured_alike(config, steps):
     assert {(each.seed, each.episodes, each.execute_steps, each.envs, each.env) for each in evaluations} == {
         (how.seed, 20, how.execute_steps, how.envs, "tabletop")
     }
+    assert {each.denoising_steps for each in evaluations} == {10}, "what the published numbers were measured with"
     practised = {each.seed for each in collections} | {config.rl.online.seed, config.rl.rollout.seed}
     return how.seed not in practised
 

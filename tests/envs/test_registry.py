@@ -125,6 +125,17 @@ def test_an_adapter_is_found_by_file_or_by_module_in_the_current_directory(
     assert make_env(EnvConfig("CartPole-v1", "pole_adapter.py:Pole")).name == "Pole"
 
 
+def test_a_file_that_is_named_goes_before_its_namesake_in_the_current_directory(
+    adapter_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = adapter_file.parent / "here"
+    here.mkdir()
+    (here / adapter_file.name).write_text("1 / 0")
+    monkeypatch.chdir(here)
+    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry])
+    assert make_env(EnvConfig("CartPole-v1", f"{adapter_file}:Pole")).name == "Pole"
+
+
 def test_options_of_a_foreign_environment_are_literals_where_they_are_ones(adapter_file: Path) -> None:
     options = {"sutton_barto_reward": "True", "render_mode": "rgb_array", "max_episode_steps": "7"}
     env = make_env(EnvConfig("CartPole-v1", f"{adapter_file}:Pole", options))
@@ -162,8 +173,8 @@ def test_only_who_can_draw_in_any_size_is_asked_for_one() -> None:
 @pytest.mark.parametrize(
     ("name", "complaint"),
     [
-        ("pole_adapter", "an adapter is named as module:Class"),
-        ("{file}:Poel", r"has no class 'Poel'. Did you mean Pole\?"),
+        ("pole_adapter", "'pole_adapter' names no adapter: give module:Class"),
+        ("{file}:Poel", r"has no class 'Poel'. Did you mean Pole\? It has Pole, NoAdapter"),
         ("{file}:NoAdapter", "should be a subclass of pirl.envs.EnvAdapter"),
         ("absent.py:Pole", "there is no adapter file"),
         ("no_such_module:Pole", "needs the module no_such_module"),

@@ -71,7 +71,8 @@ def test_all_are_tried_briefly_and_the_best_for_longer(tmp_path, capfd):
     assert results["is_over"]
     assert results["best"]["name"] == "trial-002"
     assert results["best"]["command"] == (
-        f"pirl train demo_bc --exp-name some/sweep-best --runs-dir={tmp_path} --agent.optimiser.peak-lr=1e-3"
+        f"pirl train demo_bc --exp-name some/sweep-best --runs-dir={tmp_path} --agent.optimiser.peak-lr=1e-3 "
+        "--steps=1500"
     )
     assert [trial["name"] for trial in results["trials"]] == [trial.name for trial in trials]
     page = (plan.directory / "sweep.html").read_text()
@@ -335,7 +336,14 @@ def test_a_trial_is_a_run_of_pirl_train(tmp_path):
         "--agent.optimiser.peak-lr=1e-3",
         "--resume",
     )
-    assert plan.full_command(trial.setting).endswith("--steps=100 --env.precision=-0.1 --agent.optimiser.peak-lr=1e-3")
+
+
+def test_the_best_setting_in_full_is_never_shorter_than_the_trial_that_won(tmp_path):
+    configured = get_config("demo_bc").steps
+    setting = {"agent.optimiser.peak_lr": "1e-3"}
+    for last, expected in ((8, configured), (configured + 500, configured + 500)):
+        command = plan_in(tmp_path, rungs=(2, last), given={"env.precision": "-0.1"}).full_command(setting)
+        assert command.endswith(f" --env.precision=-0.1 --agent.optimiser.peak-lr=1e-3 --steps={expected}")
 
 
 # --- the page ----------------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from pirl.errors import DataError
-from pirl.training.display import Display, Stopwatch, describe, duration
+from pirl.training.display import Display, Stopwatch, describe
 
 
 class Clock:
@@ -60,23 +60,6 @@ def test_lines_come_no_more_often_than_asked_but_the_last_step_has_one(capsys: p
 def test_skipped_updates_show_once_there_are_any() -> None:
     assert describe({"loss": 1.0, "skipped": 0}) == ["loss 1"]
     assert describe({"loss": 1.0, "skipped": 3}) == ["loss 1", "skipped 3"]
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [
-        (0.2, "0 s"),
-        (89.4, "89 s"),
-        (89.6, "1 min"),
-        (239.0, "4 min"),
-        (3599.0, "1 h 00 min"),
-        (7500.0, "2 h 05 min"),
-        (48 * 3600 - 31.0, "47 h 59 min"),
-        (76 * 3600 + 100.0, "3 d 04 h"),
-    ],
-)
-def test_times_are_said_as_people_say_them(seconds: float, text: str) -> None:
-    assert duration(seconds) == text
 
 
 def test_what_is_said_and_what_is_logged_is_in_the_log_with_times(

@@ -150,8 +150,10 @@ def test_the_exported_policy_is_whole_and_acts_by_itself_as_in_the_run(
     agent, policy_io = load_agent(run)
     assert isinstance(policy_io, PolicyIO)
     with open_pool(config.env, 2) as pool:
-        by_itself = load_planner(run, pool.description, batch_size=2)
-        inside = evaluated_planner(agent, policy_io, pool, config.evaluation)
+        steps = config.agent.denoising_steps
+        assert steps != 10, "another number than what is planned with where nobody says one"
+        by_itself = load_planner(run, pool.description, batch_size=2, num_steps=steps)
+        inside = evaluated_planner(agent, policy_io, pool, config)
         random_state = np.random.default_rng(0).normal(size=(2, 8)).astype(np.float32)
         question = ({"observation.state": random_state}, ["put the red block on the green zone"] * 2, [3, 4], [0, 8])
         np.testing.assert_array_equal(inside.plan(*question), by_itself.plan(*question))

@@ -53,7 +53,7 @@ class RIPTConfig:
     normalise_advantages: bool = True
     """Divide advantages by their deviation over the episodes of an iteration."""
     negative_weight: float = 0.25
-    """signed: how much less a failure repels than a success attracts. guidance: how much less it is learned from."""
+    """What a failure counts, as a share of a success: 0.25 repels (signed) or teaches (guidance) a quarter as much."""
     negative_clip: float = 1.0
     """signed: advantages below minus this count as minus this."""
     negative_loss_limit: float = 1.0

@@ -2,6 +2,7 @@
 
 import contextlib
 import math
+import shlex
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import tyro
 
 from pirl.cli.console import default
-from pirl.cli.trained import agreed, in_flags, run_configs
+from pirl.cli.trained import agreed, run_configs
 from pirl.envs.experts import ExpertConfig
 from pirl.errors import UserError
 from pirl.files import expand_home
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 EXPERT = "expert"
 DEFAULT_ENV = "tabletop"
 DEFAULT_EXECUTE_STEPS = 5
+DEFAULT_DENOISING_STEPS = 10
 _PREFIX = "--env."
 
 
@@ -87,8 +89,8 @@ class Acting(InEnvironment):
     """Decides every start, and all that is random after it."""
     execute_steps: Annotated[int | None, default(f"as in the run, or {DEFAULT_EXECUTE_STEPS}", "INT")] = None
     """Actions of a planned chunk to execute before planning again."""
-    num_steps: int = 10
-    """Integration steps of the flow when a chunk is planned."""
+    denoising_steps: Annotated[int | None, default(f"as in the run, or {DEFAULT_DENOISING_STEPS}", "INT")] = None
+    """Steps from noise to actions when a chunk is planned. OpenPI acts with 10."""
     model: Annotated[str | None, tyro.conf.arg(metavar="PRESET")] = None
     """Model preset, where the checkpoint does not name its model itself."""
     robot: Annotated[str | None, tyro.conf.arg(metavar="NAME|FILE")] = None
@@ -108,10 +110,9 @@ class Acting(InEnvironment):
 
     def check(self, **counts: int) -> None:
         """Refuse, before anything is started, what cannot work."""
-        counts |= {"num-steps": self.num_steps}
-        counts |= {} if self.execute_steps is None else {"execute-steps": self.execute_steps}
-        for name, value in counts.items():
-            if value < 1:
+        steps = {"execute-steps": self.execute_steps, "denoising-steps": self.denoising_steps}
+        for name, value in {**counts, **steps}.items():
+            if value is not None and value < 1:
                 raise UserError(f"--{name} should be at least 1; it is {value}.")
         if self.seed < 0:
             raise UserError(f"--seed should be zero or more; it is {self.seed}.")
@@ -138,14 +139,14 @@ class Acting(InEnvironment):
     @cached_property
     def _runs(self) -> "dict[str, RLTrainConfig]":
         """The configurations of runs among those who act, if anything is left to them."""
-        if self.env is not None and self.execute_steps is not None:
+        if None not in (self.env, self.execute_steps, self.denoising_steps):
             return {}
         return run_configs([policy for policy in self.policies if policy != EXPERT])
 
     def _trained_env(self) -> "EnvConfig | None":
         """The environment of the runs, unless another was asked for."""
         own = {run: config.env for run, config in self._runs.items() if config.env is not None}
-        return agreed("environment", own) if self.env is None and own else None
+        return agreed("environment", own, _in_flags) if self.env is None and own else None
 
     def env_config(self) -> "EnvConfig":
         """The environment that was asked for, or that of the runs with the options that were given."""
@@ -160,7 +161,14 @@ class Acting(InEnvironment):
         if self.execute_steps is not None or not self._runs:
             return self.execute_steps or DEFAULT_EXECUTE_STEPS
         own = {run: config.evaluation.execute_steps for run, config in self._runs.items()}
-        return agreed("number of steps", own)
+        return agreed("number of steps", own, lambda steps: f"--execute-steps {steps}")
+
+    def denoising_steps_of(self, policy: str) -> int:
+        """Steps from noise to actions: as asked for, or as in its own run, for this is a matter of each policy."""
+        if self.denoising_steps is not None:
+            return self.denoising_steps
+        run = self._runs.get(policy)
+        return DEFAULT_DENOISING_STEPS if run is None else run.agent.denoising_steps
 
     def tell_what_runs_say(self) -> None:
         """Print what was taken from runs, as one would give it."""
@@ -168,11 +176,18 @@ class Acting(InEnvironment):
         if (env := self._trained_env()) is not None:
             given = dict(self.env_options)
             options = {name: value for name, value in env.options.items() if name not in given}
-            taken.append(in_flags(replace(env, adapter=None if "adapter" in given else env.adapter, options=options)))
+            taken.append(_in_flags(replace(env, adapter=None if "adapter" in given else env.adapter, options=options)))
         if self._runs and self.execute_steps is None:
-            taken.append(in_flags(self.executed_steps()))
+            taken.append(f"--execute-steps {self.executed_steps()}")
+        denoising = {run: f"--denoising-steps {self.denoising_steps_of(run)}" for run in self._runs}
+        alike = len(set(denoising.values())) == 1
+        if alike and self.denoising_steps is None:
+            taken += set(denoising.values())
         if taken:
             print(f"as in {' and '.join(self._runs)}: {' '.join(taken)}")
+        if not alike:
+            for run, flag in denoising.items():
+                print(f"as in {run}, for its own policy: {flag}")
 
     # --- who acts ------------------------------------------------------------------------------------------------
 
@@ -193,7 +208,7 @@ class Acting(InEnvironment):
             model=self.model,
             robot=self.robot,
             asset_id=self.asset_id,
-            num_steps=self.num_steps,
+            num_steps=self.denoising_steps_of(policy),
             guidance=self.guidance,
         )
         if (steps := self.executed_steps()) > planner.horizon:
@@ -212,7 +227,8 @@ class Acting(InEnvironment):
             from pirl.envs.planner import find_policy
 
             who = {"policy": str(find_policy(expand_home(policy)).resolve()), "execute_steps": self.executed_steps()}
-            who |= {name: getattr(self, name) for name in ("num_steps", "model", "robot", "asset_id", "guidance")}
+            who |= {"denoising_steps": self.denoising_steps_of(policy)}
+            who |= {name: getattr(self, name) for name in ("model", "robot", "asset_id", "guidance")}
         return {
             **who,
             "env": {"id": config.id, "adapter": config.adapter, "options": options},
@@ -241,6 +257,10 @@ class ActingInMany(Acting):
         from pirl.envs.pools import default_size
 
         return default_size(self.env_config()) if self.envs is None else self.envs
+
+
+def _in_flags(env: "EnvConfig") -> str:
+    return shlex.join(env.flags())
 
 
 @contextlib.contextmanager

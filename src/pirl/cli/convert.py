@@ -10,6 +10,7 @@ import tyro
 
 from pirl.cli.console import default, facts, show
 from pirl.errors import UserError
+from pirl.words import size
 
 # JAX and Orbax take seconds to import; `--help` and a typo should not wait for them.
 if TYPE_CHECKING:
@@ -103,7 +104,7 @@ class Convert:
         rows = [
             ("checkpoint", summary["directory"]),
             ("key style", summary["style"]),
-            ("parameters", f"{summary['parameters']:,} in {summary['leaves']} arrays, {_gib(summary['bytes'])}"),
+            ("parameters", f"{summary['parameters']:,} in {summary['leaves']} arrays, {size(summary['bytes'])}"),
             *((f"  {group}", f"{count:,}") for group, count in summary["groups"].items()),
             ("dtypes", ", ".join(f"{name}: {count:,}" for name, count in summary["dtypes"].items())),
             ("LoRA", "yes" if summary["lora"] else "no"),
@@ -248,7 +249,3 @@ def _group(path: str) -> str:
     if path.startswith("PaliGemma/llm"):
         return "action expert" if any(part.endswith("_1") for part in path.split("/")) else "language model"
     return "flow head"
-
-
-def _gib(size: int) -> str:
-    return f"{size / 2**30:.2f} GiB" if size >= 2**30 else f"{size / 2**20:.2f} MiB"

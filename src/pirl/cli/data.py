@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pirl.cli.console import check_writable, count, default, facts, show
 from pirl.cli.label import DatasetPath, LabelEpisodes
 from pirl.errors import UserError
+from pirl.words import size
 
 if TYPE_CHECKING:
     from pirl.data import OutcomeConfig
@@ -169,14 +170,16 @@ class Cache:
         from pirl.data import delete_frame_cache, list_frame_caches
 
         entries = list_frame_caches()
-        table = Table("dataset", "camera", "frames", "size", "kept as", "MiB", "last used", box=None, pad_edge=False)
+        table = Table(
+            "dataset", "camera", "frames", "size", "kept as", "on disk", "last used", box=None, pad_edge=False
+        )
         for entry in entries:
-            size, used = f"{entry.height}×{entry.width}", f"{entry.last_used:%Y-%m-%d %H:%M}"
+            pixels, used = f"{entry.height}×{entry.width}", f"{entry.last_used:%Y-%m-%d %H:%M}"
             kept = ("plain" if entry.compression == "none" else entry.compression) + (
                 "" if entry.complete else ", unfinished"
             )
-            mebibytes = f"{entry.bytes_on_disk / 2**20:,.1f}"
-            table.add_row(entry.dataset, entry.camera, f"{entry.frames:,}", size, kept, mebibytes, used)
+            on_disk = size(entry.bytes_on_disk)
+            table.add_row(entry.dataset, entry.camera, f"{entry.frames:,}", pixels, kept, on_disk, used)
         if entries:
             show(table)
         print(_amount(entries))
@@ -194,7 +197,7 @@ class Cache:
 
 
 def _amount(caches: "list[CachedFrames]") -> str:
-    return f"{count(caches, 'cache')}, {sum(cache.bytes_on_disk for cache in caches) / 2**30:.2f} GiB"
+    return f"{count(caches, 'cache')}, {size(sum(cache.bytes_on_disk for cache in caches))}"
 
 
 DATA_COMMANDS: dict[str, Any] = {

@@ -8,6 +8,7 @@ import tyro
 
 from pirl.cli.console import check_writable, facts, show, write_json
 from pirl.errors import UserError
+from pirl.words import size
 
 if TYPE_CHECKING:
     from pirl.training.differences import Comparison
@@ -132,8 +133,8 @@ def _table(parts: "list[Part]", layout: "Layout") -> Any:
         column.justify = "right"
     for part in parts:
         shape = "" if part.shape is None else "×".join(map(str, part.shape)) or "number"
-        row = [part.name, str(part.leaves), shape, f"{part.parameters:,}", ", ".join(part.dtypes), _size(part.bytes)]
-        lies = [f"{part.sharded} of {part.leaves}", _size(part.bytes_per_device)] if layout.devices > 1 else []
+        row = [part.name, str(part.leaves), shape, f"{part.parameters:,}", ", ".join(part.dtypes), size(part.bytes)]
+        lies = [f"{part.sharded} of {part.leaves}", size(part.bytes_per_device)] if layout.devices > 1 else []
         table.add_row(*row, *lies)
     return table
 
@@ -141,13 +142,13 @@ def _table(parts: "list[Part]", layout: "Layout") -> Any:
 def _facts(state: "SavedState", layout: "Layout", parts: "list[Part]") -> list[tuple[str, str]]:
     total, most = sum(part.bytes for part in parts), sum(part.bytes_per_device for part in parts)
     arrays, numbers = sum(part.leaves for part in parts), sum(part.parameters for part in parts)
-    rows = [("state", state.title), ("in all", f"{numbers:,} numbers in {arrays:,} arrays, {_size(total)}")]
+    rows = [("state", state.title), ("in all", f"{numbers:,} numbers in {arrays:,} arrays, {size(total)}")]
     if layout.devices > 1:
         copies = layout.devices // layout.fsdp_devices
         mesh = f"{layout.devices} devices, {layout.fsdp_devices} of which share one copy"
         even = f"{most * layout.fsdp_devices / total:.3f} times an even share" if total else ""
         rows += [("devices", mesh + (f" ({copies} copies)" if copies > 1 else ""))]
-        rows += [("a device", f"{_size(most)}, {even}")]
+        rows += [("a device", f"{size(most)}, {even}")]
     return rows
 
 
@@ -176,11 +177,3 @@ def _list(what: str, names: list[str]) -> None:
         print(f"  {name}")
     if len(names) > _LISTED:
         print(f"  and {len(names) - _LISTED} more")
-
-
-def _size(count: int | float) -> str:
-    for unit in ("B", "KiB", "MiB"):
-        if count < 1024:
-            return f"{count:.0f} B" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1024
-    return f"{count:.2f} GiB"

@@ -1,8 +1,7 @@
 """What runs say about how their policies are to act: where, and how many actions of a chunk at a time."""
 
-import shlex
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, TypeVar
 
 from pirl.errors import ConfigError, UserError
 from pirl.files import expand_home
@@ -25,13 +24,16 @@ def run_configs(policies: Sequence[str]) -> "dict[str, RLTrainConfig]":
             try:
                 runs[policy] = load_config(run.config_file, None)
             except UserError as error:
-                why = "It says where the policy acts, and how: without it, both --env and --execute-steps are needed."
+                why = (
+                    "It says where the policy acts, and how: without it, --env, --execute-steps and --denoising-steps "
+                    "are needed."
+                )
                 raise ConfigError(f"{error} {why}") from error
     return runs
 
 
-def agreed(what: str, said: Mapping[str, _Value]) -> _Value:
-    """What all runs say; to those that do not agree, somebody has to say it."""
+def agreed(what: str, said: Mapping[str, _Value], in_flags: Callable[[_Value], str]) -> _Value:
+    """What all runs say; to those that do not agree, somebody has to say it, in flags."""
     (first, value), *others = said.items()
     for other, another in others:
         if another != value:
@@ -40,19 +42,3 @@ def agreed(what: str, said: Mapping[str, _Value]) -> _Value:
                 f"{in_flags(another)} in the other. Say which of them both are to have."
             )
     return value
-
-
-def in_flags(value: Any) -> str:
-    """An environment with its options, or a number of steps, as one would give it."""
-    if isinstance(value, int):
-        return f"--execute-steps {value}"
-    words = ["--env", value.id, *(() if value.adapter is None else ("--env.adapter", value.adapter))]
-    for name, option in value.options.items():
-        words += [f"--env.{name.replace('_', '-')}", _text(option)]
-    return shlex.join(words)
-
-
-def _text(option: Any) -> str:
-    if isinstance(option, bool):
-        return str(option).lower()
-    return ",".join(map(str, option)) if isinstance(option, list | tuple) else str(option)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from pirl.agents.acrlpd import ACRLPDConfig
+from pirl.agents.bc import BCConfig
 from pirl.agents.ript import RIPTConfig
 from pirl.config.metrics import check_metric
 from pirl.config.train import RLTrainConfig
@@ -147,6 +148,11 @@ def _phases(config: RLTrainConfig) -> Iterator[str]:
         yield from _without_data(config)
     elif not expand_home(data.repo_id).is_dir() and not is_hub_id(data.repo_id):
         yield f"data.repo_id: there is no dataset directory {data.repo_id}; one on the hub is called NAME/DATASET."
+    if isinstance(config.agent, BCConfig) and online.env_steps:
+        yield (
+            f"online.env_steps = {online.env_steps} is for ACRLPD: BC would clone what it does itself, failures as well. "
+            "Set --online.env-steps 0, or --agent.learner acrlpd."
+        )
     updates = config.steps + int(online.env_steps * online.utd_ratio)
     if isinstance(config.agent, ACRLPDConfig) and 0 < updates <= config.agent.critic_warmup_steps:
         yield (

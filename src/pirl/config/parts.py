@@ -15,7 +15,8 @@ class DataConfig:
     repo_id: str | None = None
     """LeRobot dataset: a directory, or the name of one on the Hugging Face hub."""
     robot: str = "aloha"
-    """How the dataset's columns and cameras fit the policy: a robot preset, or a JSON file."""
+    """How the dataset's columns and cameras fit the policy: a robot preset, a JSON file, or the robot of an adapter,
+    FILE:CLASS. An --env.adapter brings its own robot, unless another is given here."""
     outcomes: OutcomeConfig = field(default_factory=OutcomeConfig)
     """What counts as reward, and how episodes end."""
     selection: Selection = field(default_factory=Selection)

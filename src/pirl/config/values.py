@@ -60,7 +60,13 @@ class Reader:
 
     def read_config(self, values: Any, base: RLTrainConfig | None) -> RLTrainConfig:
         """A configuration from nested values; what they do not say is as in `base`, or as by default."""
-        return self._dataclass(RLTrainConfig, values, base, "")
+        config = self._dataclass(RLTrainConfig, values, base, "")
+        env, data = (values.get(group) or {} for group in ("env", "data"))
+        adapter = None if config.env is None else config.env.adapter
+        # An adapter says which robot its environment is; only who describes one in a file knows better.
+        if adapter is None or "adapter" not in env or "robot" in data or config.data.robot.endswith(".json"):
+            return config
+        return dataclasses.replace(config, data=dataclasses.replace(config.data, robot=adapter))
 
     def _read(self, hint: Any, value: Any, base: Any, path: str) -> Any:
         choices = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)

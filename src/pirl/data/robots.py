@@ -10,6 +10,7 @@ from typing import Any, Literal, get_args
 
 from pirl.data.transforms import ALOHA_DIM, AlohaJoints, DeltaActions, Pipeline, make_mask
 from pirl.errors import ConfigError, did_you_mean
+from pirl.imports import load_named
 
 Adapt = Literal["none", "aloha"]
 _MOST_DIMENSIONS = 10_000
@@ -222,9 +223,9 @@ def get_robot(name: str) -> Robot:
 
 
 def load_robot(name: str) -> Robot:
-    """A preset, or a robot described in a JSON file."""
+    """A preset, a robot described in a JSON file, or that of an environment's adapter (`file.py:Class`)."""
     if not name.endswith(".json"):
-        return get_robot(name)
+        return _robot_of_class(name) if ":" in name else get_robot(name)
     try:
         file = Path(os.path.expanduser(name))
         if file.exists() and not file.is_file():
@@ -233,6 +234,13 @@ def load_robot(name: str) -> Robot:
     except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(f"{name} cannot be read as a robot's description: {error}.") from error
     return Robot.from_dict(content)
+
+
+def _robot_of_class(name: str) -> Robot:
+    robot = getattr(load_named(name, "robot"), "robot", None)
+    if not isinstance(robot, Robot):
+        raise ConfigError(f"{name} has no class attribute robot, a pirl.data.Robot; it has {robot!r:.60}.")
+    return robot
 
 
 def _nearest(name: str, known: Collection[str]) -> str:

@@ -13,6 +13,8 @@ from pirl.processes import pirl_command
 from pirl.run_files import RunFiles
 
 Arguments = tuple[str, ...]
+# As OpenPI acts, whatever a learner needs while it learns.
+DENOISING_STEPS: Arguments = ("--denoising-steps", "10")
 
 
 def collect_demonstrations(config: DemoConfig) -> Step:
@@ -63,7 +65,7 @@ def evaluate(config: DemoConfig, policy: str, path: Path | None = None) -> Step:
     how, file = config.rl.evaluation, config.evaluation(policy)
     arguments = ["--episodes", str(config.episodes), "--seed", str(how.seed), "--execute-steps", str(how.execute_steps)]
     arguments += [] if how.envs is None else ["--envs", str(how.envs)]
-    where = (str(path or config.run(policy)), *env_options(config.rl))
+    where = (str(path or config.run(policy)), *env_options(config.rl), *DENOISING_STEPS)
     return Step(
         f"eval_{policy}",
         f"measure {config.plan.names[policy]}",

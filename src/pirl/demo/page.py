@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from pirl.config import RLTrainConfig, load_config, to_plain
-from pirl.demo.commands import shown
+from pirl.demo.commands import DENOISING_STEPS, shown
 from pirl.demo.curves import draw_curves
 from pirl.demo.episodes import before_and_after, seen_by_critics
 from pirl.demo.plan import DemoConfig
@@ -42,7 +42,7 @@ def next_commands(config: DemoConfig, results: Mapping[str, Any]) -> list[str]:
     exported = RunFiles(subject).policies / str(results[plan.subject]["step"])
     commands = [
         ("envs", "play", "--checkpoint", subject, "--out", config.out / "film.gif"),
-        ("eval", config.run(plan.rival), subject),
+        ("eval", config.run(plan.rival), subject, *DENOISING_STEPS),
         ("convert", exported, "--check"),
     ]
     return [*(shlex.join(("pirl", *map(str, command))) for command in commands), plan.next_command]

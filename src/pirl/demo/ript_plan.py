@@ -5,7 +5,7 @@ from pathlib import Path
 
 from pirl.agents.bc import BCConfig
 from pirl.agents.ript import RIPTConfig
-from pirl.demo.commands import Arguments, collect, collect_demonstrations, evaluate, flag, train
+from pirl.demo.commands import DENOISING_STEPS, Arguments, collect, collect_demonstrations, evaluate, flag, train
 from pirl.demo.plan import Curves, DemoConfig, Plan, Policy
 from pirl.demo.progress import iterations_made, steps_practised, updates_made
 from pirl.demo.steps import Stages, Step
@@ -22,7 +22,7 @@ EXPERT = ExpertConfig(aim_bias=0.025, noise=0.2, delay=5, give_up=0.1, flawed=0.
 def make_stages(config: DemoConfig) -> Stages:
     """Data and the start policy; then RIPT; then the controls, which need to know how much RIPT has done."""
     own: Arguments = ("--policy", str(config.run("start")), "--seed", str(config.rl.rollout.seed))
-    own += ("--execute-steps", str(config.rl.evaluation.execute_steps))
+    own += ("--execute-steps", str(config.rl.evaluation.execute_steps), *DENOISING_STEPS)
     own += () if config.rl.evaluation.envs is None else ("--envs", str(config.rl.evaluation.envs))
     # Where the start policy has hardly learned anything, there may be no success: the quick demo clones what there is.
     successes = () if config.quick else ("--data.selection.success", "true")

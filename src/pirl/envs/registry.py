@@ -3,12 +3,9 @@
 import ast
 import importlib
 import inspect
-import os
 import re
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from types import ModuleType
 from typing import Any
 
 import gymnasium
@@ -19,7 +16,7 @@ from pirl.envs.base import RobotEnv
 from pirl.envs.known import KNOWN, KnownEnv
 from pirl.envs.options import EnvOption, convert_options, list_options
 from pirl.errors import ConfigError, EnvError, UserError, did_you_mean
-from pirl.files import expand_home
+from pirl.imports import load_module, load_named
 
 
 @dataclass(frozen=True)
@@ -118,10 +115,9 @@ def _load_known(known: KnownEnv) -> type[RobotEnv]:
 
 def _find_spec(name: str) -> EnvSpec:
     """What Gymnasium knows under that id, after importing what stands before a colon."""
-    _make_current_directory_importable()
     module, _, env_id = name.rpartition(":")
     if module:
-        _import(module, f"the environment {name!r}")
+        load_module(module, f"the environment {name!r}")
     if spec := gymnasium.registry.get(env_id):
         return spec
     ours = [name for known in KNOWN for name in (known.alias, known.id)]
@@ -138,49 +134,10 @@ def _find_spec(name: str) -> EnvSpec:
 
 
 def _load_adapter(name: str) -> type[EnvAdapter]:
-    _make_current_directory_importable()
-    place, _, class_name = name.rpartition(":")
-    if not place or not class_name:
-        raise ConfigError(f"an adapter is named as module:Class or path/to/file.py:Class; got {name!r}.")
-    module = _import_file(place) if place.endswith(".py") else _import(place, f"the adapter {name!r}")
-    adapter = getattr(module, class_name, None)
+    adapter = load_named(name, "adapter")
     if isinstance(adapter, type) and issubclass(adapter, EnvAdapter) and adapter is not EnvAdapter:
         return adapter
-    if adapter is not None:
-        raise ConfigError(f"{name} should be a subclass of pirl.envs.EnvAdapter; it is {adapter!r:.80}.")
-    classes = [key for key, value in vars(module).items() if isinstance(value, type)]
-    raise ConfigError(f"{place} has no class {class_name!r}. {did_you_mean(class_name, classes)}")
-
-
-def _import(module: str, whose: str) -> ModuleType:
-    try:
-        return importlib.import_module(module)
-    except ModuleNotFoundError as error:
-        raise ConfigError(
-            f"{whose} needs the module {error.name}, which cannot be imported: install its package, or run where "
-            "its file is."
-        ) from error
-    except Exception as error:
-        raise ConfigError(f"{whose}: importing {module} failed with {type(error).__name__}: {error}") from error
-
-
-def _import_file(path: str) -> ModuleType:
-    """A file as a module, with its neighbours importable."""
-    file = expand_home(path).absolute()
-    if not file.is_file():
-        raise ConfigError(f"there is no adapter file {file}.")
-    loaded = sys.modules.get(file.stem)
-    if loaded is not None and getattr(loaded, "__file__", None) != str(file):
-        raise ConfigError(f"{file} has the name of another module, {file.stem}: rename the file.")
-    if str(file.parent) not in sys.path:
-        sys.path.insert(0, str(file.parent))
-    return _import(file.stem, f"the adapter file {file}")
-
-
-def _make_current_directory_importable() -> None:
-    """As `python` itself does, but not a command that pip installed."""
-    if not {"", os.getcwd()} & set(sys.path):
-        sys.path.insert(0, os.getcwd())
+    raise ConfigError(f"{name} should be a subclass of pirl.envs.EnvAdapter; it is {adapter!r:.80}.")
 
 
 def _literal(value: Any) -> Any:

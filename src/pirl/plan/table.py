@@ -9,7 +9,7 @@ from rich.table import Table
 from pirl.plan.estimates import EFFICIENCY, Advice, Estimate, advise, make_estimate, needed_devices
 from pirl.plan.measuring import Measurement
 from pirl.plan.topologies import GIB, Topology
-from pirl.words import short_duration
+from pirl.words import short_duration, size
 
 # How the kinds of bytes are called, in the order in which they are shown.
 _KINDS = {
@@ -49,9 +49,9 @@ def describe(plan: Plan) -> list[Any]:
     facts.add_column(no_wrap=True)
     facts.add_column(justify="right", no_wrap=True)
     facts.add_column()
-    for name, size, remark in _bytes(measured, estimate):
-        if math.isfinite(size):
-            facts.add_row(f"  {name}", gib(size), remark)
+    for name, count, remark in _bytes(measured, estimate):
+        if math.isfinite(count):
+            facts.add_row(f"  {name}", close_size(count), remark)
     return ["", f"{measured.topology}: {verdict(plan)}", f"  compiled {plan.topology.describe()}", facts, *_rest(plan)]
 
 
@@ -59,11 +59,11 @@ def verdict(plan: Plan) -> str:
     """The answer in one line."""
     estimate, memory = plan.estimate, plan.measured.memory
     if estimate.fits is None or memory is None:
-        return f"{gib(estimate.peak)} on each device; how much there is, is not known."
+        return f"{close_size(estimate.peak)} on each device; how much there is, is not known."
     if not math.isfinite(estimate.peak):
-        return f"DOES NOT FIT: more than {gib(memory)} on {_each(plan.measured.devices)}."
+        return f"DOES NOT FIT: more than {close_size(memory)} on {_each(plan.measured.devices)}."
     word = "fits" if estimate.fits else "DOES NOT FIT"
-    return f"{word}: {gib(estimate.peak)} of {gib(memory)} on {_each(plan.measured.devices)}."
+    return f"{word}: {close_size(estimate.peak)} of {close_size(memory)} on {_each(plan.measured.devices)}."
 
 
 def summary(plans: list[Plan]) -> Any:
@@ -85,8 +85,8 @@ def summary_cells(plan: Plan) -> list[str]:
     return [
         measured.topology,
         {True: "yes", False: "no", None: "?"}[estimate.fits],
-        gib(estimate.peak) if math.isfinite(estimate.peak) else "more",
-        "?" if measured.memory is None else gib(measured.memory),
+        close_size(estimate.peak) if math.isfinite(estimate.peak) else "more",
+        "?" if measured.memory is None else close_size(measured.memory),
         "" if timed is None else short_duration(timed),
         "" if timed is None else f"{measured.batch_size / timed:,.0f}",
         "?" if largest is None else f"{largest:,}",
@@ -146,8 +146,9 @@ def _rest(plan: Plan) -> list[str]:
         f"  operations     {_rounded(measured.flops / 1e12)} TFLOP for {measured.batch_size} samples, on all devices",
     ]
     if measured.sent is not None:
-        kinds = ", ".join(f"{name} {gib(size)}" for name, size in sorted(measured.sent.items()) if size >= GIB / 1000)
-        lines += [f"  sent           {gib(sum(measured.sent.values()))} by each device{f' ({kinds})' if kinds else ''}"]
+        told = {name: sent for name, sent in sorted(measured.sent.items()) if sent >= GIB / 1000}
+        kinds = f" ({', '.join(f'{name} {close_size(sent)}' for name, sent in told.items())})" if told else ""
+        lines += [f"  sent           {close_size(sum(measured.sent.values()))} by each device{kinds}"]
     if estimate.fits is not False and estimate.step_seconds is not None:
         parts = ", ".join(
             f"{_LIMITS[name]} {short_duration(seconds)} at {EFFICIENCY[name]:.0%}"
@@ -177,12 +178,12 @@ def _advice(plan: Plan) -> list[str]:
         if not change.state
     ]
     if helpful := [each for each in plan.advice if each.fits]:
-        lines = [f"    {each.how}  → about {gib(each.peak)}: {each.what}" for each in helpful]
+        lines = [f"    {each.how}  → about {close_size(each.peak)}: {each.what}" for each in helpful]
         return ["  what to do     any of", *lines, *untold]
     needed = needed_devices(plan.measured, plan.parts)
     more = f"about {needed} such devices would do" if needed else "choose devices with more memory"
     best = [
-        f" The least that a change leaves is {gib(each.peak)} ({each.how})."
+        f" The least that a change leaves is {close_size(each.peak)} ({each.how})."
         if math.isfinite(each.peak)
         else f" Or plan again with {each.how}."
         for each in plan.advice
@@ -198,10 +199,10 @@ def _rounded(number: float) -> str:
     return f"{number:,.0f}" if number >= 100 else f"{number:.3g}"
 
 
-def _finite(size: float) -> float | None:
-    return size if math.isfinite(size) else None
+def _finite(number: float) -> float | None:
+    return number if math.isfinite(number) else None
 
 
-def gib(size: float | int) -> str:
-    """Bytes for people."""
-    return f"{size / GIB:,.2f} GiB" if size >= GIB / 100 else f"{size / (1 << 20):,.2f} MiB"
+def close_size(count: float | int) -> str:
+    """Bytes for people, who have to tell close calls apart."""
+    return size(count, digits=2)

@@ -23,6 +23,8 @@ from pirl.training.loading import load_agent
 _PIXELS = 160
 # Environments at the same time where nobody has said how many.
 _ENVS = 16
+# Of evaluations that do not say it yet.
+_DENOISING_STEPS = 10
 # Episodes to try for each outcome: what was measured in a batch may go another way by itself, if rarely.
 ATTEMPTS = 3
 
@@ -62,8 +64,10 @@ def make_film_env(config: EnvConfig) -> RobotEnv:
 
 
 def measured_planner(policy: Path, evaluation: Evaluation, env: RobotEnv) -> Planner:
-    """A policy that plans in batches of the same size as when it was measured, because another one rounds differently."""
-    return load_planner(policy, env.describe(), batch_size=int(evaluation.settings["envs"] or _ENVS))
+    """A policy that plans as when it was measured, also in batches of the same size: another one rounds differently."""
+    settings = evaluation.settings
+    steps = int(settings.get("denoising_steps", _DENOISING_STEPS))
+    return load_planner(policy, env.describe(), batch_size=int(settings["envs"] or _ENVS), num_steps=steps)
 
 
 def _play(

@@ -9,7 +9,7 @@ from pirl.report.curves import Panel, arrange_panels, draw_panels
 from pirl.report.page import Column, Section, figure, legend, table
 from pirl.report.runs import Curve, Run
 from pirl.report.svg import COLOURS
-from pirl.training.display import duration
+from pirl.words import duration
 
 _ACTIVITIES = ("data", "update", "rollout", "evaluation", "checkpoint")
 REST = "the rest"

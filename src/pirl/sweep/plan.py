@@ -1,5 +1,6 @@
 """What a sweep is going to do, decided and checked before anything starts."""
 
+import functools
 import importlib.util
 import shlex
 from collections.abc import Mapping
@@ -75,9 +76,12 @@ class SweepPlan:
         return (*self.program, *self.train, "--exp-name", f"{self.name}/{trial.name}", *_options(fields), *again)
 
     def full_command(self, setting: Mapping[str, str], separator: str = " ") -> str:
-        """Trains a setting for as long as the configuration says, as a run of its own; options behind a separator."""
+        """Trains a setting in full, as a run of its own; options behind a separator."""
+        # As long as the configuration says; but a trial that went further than that is not to be cut short.
+        configured: int = functools.reduce(getattr, self.length_field.split("."), self.base)  # type: ignore[assignment]
+        length = {self.length_field: str(max(configured, self.halving.rungs[-1]))}
         command = shlex.join(("pirl", "train", *self.train, "--exp-name", f"{self.name}-best"))
-        return separator.join((command, *map(shlex.quote, _options({**self.given, **setting}))))
+        return separator.join((command, *map(shlex.quote, _options({**self.given, **setting, **length}))))
 
     def settings(self) -> dict[str, Any]:
         """What has to be the same when the sweep is resumed: a preset or a file may have changed meanwhile."""

@@ -9,7 +9,7 @@ from jaxtyping import Float, Key
 
 from pirl.agents.base import Agent
 from pirl.agents.ript import RIPTAgent
-from pirl.config import EvaluationConfig
+from pirl.config import RLTrainConfig
 from pirl.data import PolicyIO
 from pirl.envs.planner import Act, ChunkPlanner, PolicyPlanner
 from pirl.envs.pools import EnvPool
@@ -40,13 +40,19 @@ def practice_planner(
     return ChunkPlanner(act_unless_stopped, policy_io, batch_size=_batch_size(pool), guided=guided)
 
 
-def evaluated_planner(agent: Agent, policy_io: PolicyIO, pool: EnvPool, config: EvaluationConfig) -> ChunkPlanner:
+def evaluated_planner(agent: Agent, policy_io: PolicyIO, pool: EnvPool, config: RLTrainConfig) -> ChunkPlanner:
     """Whose success is measured: the learner's, or that of the policy it exports."""
-    if config.best_of_n:
+    if config.evaluation.best_of_n:
         return agent_planner(agent, policy_io, pool)
     # As the checkpoint says of itself, so that it is measured as it will act elsewhere.
     guidance = agent.config.guidance_weight if _is_guided(agent) else 0.0
-    return PolicyPlanner(agent.policy(), policy_io, batch_size=_batch_size(pool), guidance=guidance)
+    return PolicyPlanner(
+        agent.policy(),
+        policy_io,
+        batch_size=_batch_size(pool),
+        num_steps=config.agent.denoising_steps,
+        guidance=guidance,
+    )
 
 
 def acting_copy(agent: Agent) -> Agent:

@@ -16,6 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from pirl.errors import UserError
+from pirl.words import duration
 
 Activity = Literal["data", "update", "rollout", "evaluation", "checkpoint"]
 
@@ -163,18 +164,6 @@ def describe(values: Mapping[str, float | int]) -> list[str]:
     if values.get("skipped"):
         words.append(f"skipped {values['skipped']:.0f}")
     return words
-
-
-def duration(seconds: float) -> str:
-    """A time span as people say it: 35 s, 4 min, 2 h 05 min, 3 d 04 h."""
-    if round(seconds) < 90:
-        return f"{seconds:.0f} s"
-    minutes = round(seconds / 60)
-    if minutes < 60:
-        return f"{minutes} min"
-    if minutes < 48 * 60:
-        return f"{minutes // 60} h {minutes % 60:02d} min"
-    return f"{minutes // 1440} d {minutes % 1440 // 60:02d} h"
 
 
 class Stopwatch:

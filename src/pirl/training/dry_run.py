@@ -27,6 +27,7 @@ from pirl.training.records import named_leaves
 from pirl.training.rollout_batches import Rows, cut_batch
 from pirl.training.setup import Setup, check_env, create_agent, set_up
 from pirl.training.updates import compile_updates
+from pirl.words import short_duration, size
 
 # What the arrays of a learner are for, by how their path begins; all others belong to the critics.
 _KINDS = {
@@ -66,7 +67,7 @@ def state_bytes(agent: Agent) -> dict[str, int]:
     found = dict.fromkeys((*_KINDS.values(), "critics"), 0)
     for name, leaf in named_leaves(agent).items():
         found[kind_of(name)] += leaf.size * leaf.dtype.itemsize
-    return {kind: size for kind, size in found.items() if size}
+    return {kind: count for kind, count in found.items() if count}
 
 
 def kind_of(name: str) -> str:
@@ -89,7 +90,7 @@ def _about_learner(agent: Agent) -> list[tuple[str, str]]:
         *([("critics", f"{counts['critic']:,} parameters")] if "critic" in counts else []),
         (
             "state",
-            f"{_size(sum(sizes.values()))}: {', '.join(f'{kind} {_size(size)}' for kind, size in sizes.items())}",
+            f"{size(sum(sizes.values()))}: {', '.join(f'{kind} {size(count)}' for kind, count in sizes.items())}",
         ),
     ]
 
@@ -136,7 +137,7 @@ def _about_acting(setup: Setup, agent: Agent, pool: EnvPool) -> list[tuple[str, 
             chunk = planner.plan(observation, [answer.prompt], [start.seed], [0])
             seconds.append(time.perf_counter() - began)
     shape = "×".join(map(str, chunk.shape[1:]))
-    return [("acting", f"{_time(seconds[-1])} for a chunk of {shape} in {pool.description.name}")]
+    return [("acting", f"{short_duration(seconds[-1])} for a chunk of {shape} in {pool.description.name}")]
 
 
 def _about_update(setup: Setup, agent: Agent, batch: Any) -> list[tuple[str, str]]:
@@ -155,9 +156,9 @@ def _about_update(setup: Setup, agent: Agent, batch: Any) -> list[tuple[str, str
     median = statistics.median(seconds[1:])
     devices = "" if setup.mesh.size == 1 else f" on each of {setup.mesh.size} devices"
     return [
-        ("memory", f"{_size(peak_bytes(compiled))} at the peak of an update{devices}, as the compiler estimates"),
-        ("compiling", f"{_time(compile_seconds)}; less where the compiled program is in the cache"),
-        ("update", f"{_time(median)}, {setup.config.batch_size / median:,.1f} samples per second"),
+        ("memory", f"{size(peak_bytes(compiled))} at the peak of an update{devices}, as the compiler estimates"),
+        ("compiling", f"{short_duration(compile_seconds)}; less where the compiled program is in the cache"),
+        ("update", f"{short_duration(median)}, {setup.config.batch_size / median:,.1f} samples per second"),
         ("loss", f"{float(metrics['loss']):.4g} after {1 + _TIMED_UPDATES} updates on one batch"),
     ]
 
@@ -202,15 +203,3 @@ def _doing(what: str) -> Iterator[None]:
     """Tell whoever waits what they wait for."""
     print(f"{what} …", file=sys.stderr, flush=True)
     yield
-
-
-def _size(count: int) -> str:
-    for unit in ("bytes", "KiB", "MiB"):
-        if count < 1024:
-            return f"{count:.3g} {unit}" if unit != "bytes" else f"{count} bytes"
-        count /= 1024  # type: ignore[assignment]
-    return f"{count:.1f} GiB"
-
-
-def _time(seconds: float) -> str:
-    return f"{1000 * seconds:.3g} ms" if seconds < 1 else f"{seconds:.1f} s"

@@ -60,13 +60,13 @@ def measure_success(
 ) -> tuple[dict[str, Number], str]:
     """The success from the same starts as ever, and a sentence about it. Every episode is written into the run."""
     config = setup.config.evaluation
-    planner = evaluated_planner(agent, setup.policy_io, pool, config)
+    planner = evaluated_planner(agent, setup.policy_io, pool, setup.config)
     result = evaluate(
         pool,
         planner,
         make_starts(pool.description, config.episodes, config.seed),
         execute_steps=config.execute_steps,
-        settings={"step": step, **to_plain(config)},
+        settings={"step": step, "denoising_steps": setup.config.agent.denoising_steps, **to_plain(config)},
         films=config.videos,
     )
     write_file(run.evaluations / f"{step}.json", json.dumps(result.to_json(), indent=2) + "\n")

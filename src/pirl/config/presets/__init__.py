@@ -17,6 +17,9 @@ from pirl.config.train import RLTrainConfig
 from pirl.errors import ConfigError, did_you_mean
 from pirl.models.config import GEMMA_2B_LORA, GEMMA_300M_LORA
 
+# What OpenPI has released of π₀ and not of π₀.₅: the run that takes its place has to be made first.
+_ONLY_PI0 = {"checkpoints/pi0_aloha_sim": "runs/cube_bc"}
+
 
 @dataclass(frozen=True)
 class Preset:
@@ -65,17 +68,28 @@ def _presets() -> dict[str, Preset]:
 def _describe(config: RLTrainConfig, make: Callable[..., RLTrainConfig]) -> Preset:
     about = inspect.cleandoc(make.__doc__ or "").replace(f"train {make.__name__} ", f"train {config.name} ")
     if config.model.pi05:
+        for released, cloned in _ONLY_PI0.items():
+            about = about.replace(released, cloned)
         about = about.replace("checkpoints/pi0_", "checkpoints/pi05_")
     return Preset(config, about.splitlines()[0], about)
 
 
 def _as_baseline(preset: Preset) -> Preset:
-    """What there is to say of a baseline is that it is one."""
-    summary = f"Behaviour cloning, as OpenPI trains: the baseline of {preset.config.name.removesuffix('_bc')}."
-    about = re.sub(
-        "^Should reach: .*$", "Should reach: what OpenPI's own training does.", preset.about, flags=re.MULTILINE
-    )
-    return Preset(preset.config, summary, "\n".join([summary, *about.splitlines()[1:]]))
+    """Of what is said of RL, a baseline keeps the command and what the machine needs: all else is about outcomes."""
+    learner = preset.config.name.removesuffix("_bc")
+    summary = f"Behaviour cloning, as OpenPI trains: the baseline of {learner}."
+    _, *parts = re.split("^(Command|Data|Needs|Should reach): ", preset.about, flags=re.MULTILINE)
+    said = {name: text.rstrip() for name, text in zip(parts[::2], parts[1::2], strict=True)}
+    about = f"""
+        {summary}
+
+        It has no critics, makes offline updates only, and learns from all episodes alike, whatever became of them.
+        Command: {said["Command"]}
+        Data: as {learner}; outcomes are not needed.
+        Needs: {said["Needs"]}
+        Should reach: what OpenPI's own training does.
+    """
+    return Preset(preset.config, summary, "\n".join(line.strip() for line in about.strip().splitlines()))
 
 
 def with_lora(config: RLTrainConfig) -> RLTrainConfig:

@@ -20,8 +20,9 @@ def aloha_fold(pi05: bool) -> RLTrainConfig:
 
     ACRLPD values 20 steps with ten small critics and draws four chunks.
     Command: pirl train aloha_fold --exp-name fold --data.repo-id me/fold_box --checkpoint checkpoints/pi0_base
-    Needs: 14-D data with three cameras and outcomes (pirl data label). Parameters, optimiser and EMA of 3.2 B take 52 GB
-    in float32, gradients 13 GB more: two GPUs of 80 GB with --fsdp-devices 2, better eight. LoRA: one GPU of 40 GB.
+    Data: 14 dimensions and three cameras, with outcomes (pirl data label).
+    Needs: 52 GB for parameters, optimiser and EMA of 3.2 B in float32, 13 GB more for gradients: two GPUs of 80 GB with
+    --fsdp-devices 2, better eight. LoRA: one GPU of 40 GB.
     Should reach: more successes than its _bc variant on the same data. Evaluated on the robot; there is no simulator.
     """
     return RLTrainConfig(
@@ -40,7 +41,8 @@ def rl_fold_box(pi05: bool) -> RLTrainConfig:
 
     As aloha_fold, but with two critics of 20 M parameters, and 5 % of the episodes held out to watch their errors.
     Command: pirl train rl_fold_box --exp-name box --data.repo-id me/fold_box --checkpoint checkpoints/pi0_base
-    Needs: as aloha_fold, and episodes of both outcomes: larger critics want more data.
+    Data: as aloha_fold, with episodes of both outcomes: larger critics want more data.
+    Needs: GPUs as aloha_fold.
     Should reach: as aloha_fold.
     """
     base = aloha_fold(pi05)
@@ -57,9 +59,10 @@ def rl_fold_box(pi05: bool) -> RLTrainConfig:
 def aloha_sim(pi05: bool) -> RLTrainConfig:
     """Handing over a cube in the simulated ALOHA: offline from LeRobot's demonstrations, evaluated as it goes.
 
+    The demonstrations hold no failures. There is more to gain in the simulator: --online.env-steps 50000 goes on there.
     Command: pirl train aloha_sim --exp-name cube --checkpoint checkpoints/pi0_base
-    Needs: pip install 'pirl[aloha,hub]'; GPUs as aloha_fold. --online.env-steps 50000 goes on in the simulator, which is
-    where there is something to gain: the demonstrations hold no failures.
+    Data: LeRobot's, which are downloaded.
+    Needs: pip install 'pirl[aloha,hub]'; GPUs as aloha_fold.
     Should reach: at least its _bc variant offline, more after the online phase.
     """
     base = aloha_fold(pi05)
@@ -82,8 +85,9 @@ def aloha_ript(pi05: bool) -> RLTrainConfig:
     """Handing over a cube in the simulated ALOHA by RIPT: eight attempts at each initial state, nothing but success.
 
     Command: pirl train aloha_ript --exp-name cube --checkpoint checkpoints/pi0_aloha_sim
-    Needs: pip install 'pirl[aloha]'; a policy that succeeds now and then (OpenPI's fine-tune for this simulator), with
-    its statistics; GPUs as aloha_fold; a core for each environment, here or on a Ray cluster (--rollout.backend ray).
+    Needs: pip install 'pirl[aloha]'; a policy that succeeds now and then, with its statistics (of π₀, OpenPI's fine-tune
+    for this simulator; of π₀.₅ there is none: clone one first, pirl train aloha_sim_pi05_bc --exp-name cube_bc); GPUs as
+    aloha_fold; a core for each environment, here or on a Ray cluster (--rollout.backend ray).
     Should reach: more than it began with.
     """
     return with_ript(aloha_sim(pi05), rollout=RolloutConfig(iterations=100, videos_every=10))

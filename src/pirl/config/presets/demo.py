@@ -129,7 +129,7 @@ def debug() -> RLTrainConfig:
     """The smallest run of everything: offline, online, validation, evaluation, checkpoints, with a policy without eyes.
 
     Command: pirl train debug --exp-name try --data.repo-id DATA
-    Needs: one CPU core, seconds; DATA made by
+    Needs: two CPU cores, about a minute, most of it to compile; DATA made by
     pirl collect --env tabletop --env.observation state --policy expert --episodes 20 --out DATA
     Should reach: its end.
     """

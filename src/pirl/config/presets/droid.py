@@ -10,8 +10,9 @@ def droid(pi05: bool) -> RLTrainConfig:
     """A task of your own on the DROID arm, joint velocities, offline from labelled episodes.
 
     Command: pirl train droid --exp-name mine --data.repo-id me/droid_task --checkpoint checkpoints/pi0_droid
-    Needs: DROID's columns in LeRobot form, with outcomes (pirl data label); GPUs as aloha_fold. With --data.norm-stats
-    checkpoint the policy keeps the statistics of DROID that it was trained with.
+    Data: DROID's columns in LeRobot form, with outcomes (pirl data label).
+    Needs: GPUs as aloha_fold. With --data.norm-stats checkpoint the policy keeps the statistics of DROID that it was
+    trained with.
     Should reach: more successes than its _bc variant on the same data. Evaluated on the robot.
     """
     return RLTrainConfig(

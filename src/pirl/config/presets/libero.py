@@ -14,9 +14,10 @@ from pirl.models.config import get_model_config
 def libero(pi05: bool) -> RLTrainConfig:
     """LIBERO's tasks: offline from OpenPI's conversion of its demonstrations, evaluated as it goes.
 
+    The demonstrations hold no failures. There is more to gain in the simulator: --online.env-steps 100000 goes on there.
     Command: pirl train libero --exp-name goal --checkpoint checkpoints/pi0_base --env.suite libero_goal
-    Needs: pip install 'pirl[libero,hub]'; GPUs as aloha_fold. --online.env-steps 100000 goes on in the simulator, which
-    is where there is something to gain: the demonstrations hold no failures.
+    Data: OpenPI's conversion, which is downloaded.
+    Needs: pip install 'pirl[libero,hub]'; GPUs as aloha_fold.
     Should reach: at least its _bc variant offline, more after the online phase.
     """
     # OpenPI's π₀ for LIBERO has the state subtracted from its actions, its π₀.₅ takes them as they are.
