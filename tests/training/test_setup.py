@@ -107,6 +107,27 @@ def test_only_critics_look_beyond_the_chunk(configure):
 
 
 @pytest.mark.usefixtures("toy")
+def test_statistics_of_relative_actions_are_not_applied_to_absolute_ones(configure, tmp_path):
+    import toy_learner
+
+    statistics = {
+        name: NormStats(np.zeros(width), np.ones(width)) for name, width in {"state": 8, "actions": 3}.items()
+    }
+    changes = {"data__norm_stats": "checkpoint", "checkpoint": str(tmp_path / "policy"), "from_scratch": False}
+
+    def set_up_after(**trained_with):
+        robot = dataclasses.replace(load_robot("tabletop_state"), name="trained", **trained_with)
+        policy, about = toy_learner.load(configure(), None), {"robot": robot.to_dict()}
+        save_policy(tmp_path / "policy", policy, norm_stats={"one": statistics}, metadata=about, overwrite=True)
+        return set_up(configure(**changes))
+
+    with pytest.raises(ConfigError, match=r"'trained', with delta = \(2, -1\); 'tabletop_state' has delta = \(\)"):
+        set_up_after(delta=(2, -1))
+    # Nothing is relative, in other words.
+    assert set_up_after(delta=(-3,)).norm_stats["one"]["state"] == statistics["state"]
+
+
+@pytest.mark.usefixtures("toy")
 def test_padding_of_the_statistics_is_not_taken_for_actions_of_the_robot(configure, tmp_path):
     import toy_learner
 

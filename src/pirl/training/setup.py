@@ -33,7 +33,7 @@ from pirl.data import (
     open_dataset,
     read_outcomes,
 )
-from pirl.envs.planner import check_policy, choose_statistics, find_policy
+from pirl.envs.planner import check_policy, check_same_actions, choose_statistics, find_policy
 from pirl.envs.pools import EnvPool
 from pirl.errors import ConfigError, DataError
 from pirl.files import expand_home
@@ -259,9 +259,8 @@ def _load(config: RLTrainConfig, sharding: ParameterSharding) -> Pi0:
     """The policy to begin with, in float32: what learns has to be."""
     assert config.checkpoint is not None
     path = find_policy(expand_home(config.checkpoint))
-    return load_policy(
-        path, config.model, param_dtype="float32", sharding=sharding, fresh_lora=jax.random.key(config.seed)
-    )
+    fresh = jax.random.key(config.seed)
+    return load_policy(path, config.model, param_dtype="float32", sharding=sharding, fresh_lora=fresh, to_learn=True)
 
 
 def _statistics(
@@ -280,8 +279,10 @@ def _statistics(
         raise ConfigError("data.norm_stats = checkpoint needs a --checkpoint to take them from.")
     else:
         source = find_policy(expand_home(config.checkpoint))
+    checkpoint = open_checkpoint(source)
+    check_same_actions(checkpoint, robot)
     return choose_statistics(
-        open_checkpoint(source),
+        checkpoint,
         data.asset_id,
         robot.name,
         flag="--data.asset-id",
