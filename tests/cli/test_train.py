@@ -187,6 +187,15 @@ def test_help_shows_every_field_with_its_value_in_the_preset(call):
     assert "--agent.horizon-length" not in out
 
 
+@pytest.mark.parametrize("columns", [80, 120])
+def test_help_fits_the_terminal(call, monkeypatch, columns):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    _, out, _ = call("train", "demo", "--help")
+    _, options = out.split("\nthe run\n")
+    table = [line for line in options.splitlines() if line.startswith(("--", "  "))]
+    assert 0.9 * columns < max(map(len, table)) <= columns
+
+
 def test_help_without_a_preset_says_how_to_get_more(call):
     code, out, _ = call("train", "--help")
     assert code == 0

@@ -10,18 +10,22 @@ import tyro
 from pirl.errors import UserError
 from pirl.files import write_file, writing
 
+# Where nothing says how wide lines may be.
+WIDE = 160
+
 
 def default(words: str, metavar: str | None = None) -> Any:
     """How the help shows an option that may be left out: by what follows then, in words."""
     return tyro.conf.arg(metavar=metavar, help_behavior_hint=f"(default: {words})")
 
 
-def show(*parts: Any) -> None:
-    """Print tables and strings one below the other."""
+def show(*parts: Any, width: int | None = None) -> None:
+    """Print tables and strings one below the other: as wide as told, as the terminal, or wide where there is none."""
     from rich.console import Console
 
-    is_told = Console().is_terminal or "COLUMNS" in os.environ
-    console = Console(width=None if is_told else 160, highlight=False, markup=False, emoji=False)
+    if width is None and not Console().is_terminal:
+        width = WIDE
+    console = Console(width=width, highlight=False, markup=False, emoji=False)
     with console.capture() as text:
         console.print(*parts, sep="\n")
     print(text.get(), end="")

@@ -3,13 +3,14 @@
 import ast
 import dataclasses
 import inspect
+import shutil
 import textwrap
 from collections.abc import Iterator
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 from rich.table import Table
 
-from pirl.cli.console import show
+from pirl.cli.console import WIDE, show
 from pirl.cli.train import Train
 from pirl.config import RLTrainConfig
 from pirl.config.values import CHOICES, in_words, to_plain
@@ -62,7 +63,7 @@ def _show_group(title: str, rows: list[_Row]) -> None:
     for flag, takes, value, text in rows:
         is_shown = not takes or (value and takes in _SHOWN_BY_VALUE)
         table.add_row(f"{flag} {value}".rstrip(), " ".join(filter(None, (text, "" if is_shown else f"({takes})"))))
-    show("", title, table)
+    show("", title, table, width=shutil.get_terminal_size((WIDE, 0)).columns)
 
 
 def _groups(config: Any, prefix: str, title: str) -> Iterator[tuple[str, list[_Row]]]:
