@@ -71,11 +71,13 @@ class NaiveAgent(ACRLPDAgent):
         )
         return super()._critic_loss(again, critics)
 
-    def _actor_loss(self, seen: Encoded) -> Any:
-        return super()._actor_loss(encoded_again(seen))
+    def _actor_loss(self, seen: Encoded, shown: Any) -> Any:
+        again = encoded_again(seen)
+        return super()._actor_loss(again, self._shown_losses(again))
 
-    def _bc_loss(self, seen: Encoded) -> Any:
-        return super()._bc_loss(encoded_again(seen))
+    def _bc_loss(self, seen: Encoded, shown: Any) -> Any:
+        again = encoded_again(seen)
+        return super()._bc_loss(again, self._shown_losses(again))
 
 
 def encoded_again(seen: Encoded) -> Encoded:

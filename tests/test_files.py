@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from pirl.errors import UserError
-from pirl.files import cache_directory, expand_home, put_back, put_in_place, write_file
+from pirl.files import cache_directory, end_with, expand_home, put_back, put_in_place, write_file
 
 NOBODY = "~nobody_at_all/place"
 
@@ -39,6 +39,21 @@ def test_a_full_disk_is_told_with_the_file_that_was_to_be_written(tmp_path, monk
         write_file(tmp_path / "notes.json", "{}")
     assert failed.value.filename == str(tmp_path / "notes.json")
     assert os.listdir(tmp_path) == []
+
+
+def test_a_line_that_does_not_fit_on_the_disk_is_not_begun(tmp_path, monkeypatch):
+    file = tmp_path / "lines.jsonl"
+    end_with(file, 0, b"first\n")
+    pwrite = os.pwrite
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pwrite", lambda file, content, place: pwrite(file, content[:3], place))
+        with pytest.raises(OSError, match="No space left") as failed:
+            end_with(file, 6, b"second\n")
+    assert failed.value.filename == str(file)
+    assert file.read_bytes() == b"first\n"
+    end_with(file, 6, b"second\n")
+    end_with(file, 6, b"2\n")
+    assert file.read_bytes() == b"first\n2\n"
 
 
 def _save_policy(path, monkeypatch):

@@ -1,6 +1,7 @@
 """Files that appear whole or not at all, and where pirl keeps what it can compute again."""
 
 import contextlib
+import errno
 import os
 import secrets
 import shutil
@@ -39,6 +40,24 @@ def write_file(path: Path, content: bytes | str) -> None:
         partial.unlink(missing_ok=True)
 
 
+def end_with(path: Path, place: int, content: bytes) -> None:
+    """Let a file go on with this content from a place on, in a single write: all of it, or an error and none."""
+    file = os.open(path, os.O_WRONLY | os.O_CREAT, 0o666)
+    try:
+        if os.fstat(file).st_size > place:
+            os.ftruncate(file, place)
+        try:
+            if os.pwrite(file, content, place) < len(content):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        except BaseException as error:
+            os.ftruncate(file, place)
+            if isinstance(error, OSError):
+                error.filename = str(path)
+            raise
+    finally:
+        os.close(file)
+
+
 @contextlib.contextmanager
 def writing(what: str, directory: Path, advice: str) -> Iterator[None]:
     """Say what could not be written, where, and what to do about it."""
@@ -54,6 +73,7 @@ def put_in_place(partial: Path, directory: Path) -> None:
         if directory.exists():
             directory.rename(_aside(directory))
         partial.rename(directory)
+        _sync(directory.parent)
     finally:
         put_back(directory)
 
@@ -63,6 +83,16 @@ def put_back(directory: Path) -> None:
     if _aside(directory).exists() and not directory.exists():
         _aside(directory).rename(directory)
     shutil.rmtree(_aside(directory), ignore_errors=True)
+
+
+def _sync(directory: Path) -> None:
+    """Let a new name outlive a power failure, where file systems can be asked to."""
+    with contextlib.suppress(OSError):
+        opened = os.open(directory, os.O_RDONLY)
+        try:
+            os.fsync(opened)
+        finally:
+            os.close(opened)
 
 
 def _aside(directory: Path) -> Path:

@@ -172,6 +172,14 @@ def last_lines(log: Path, count: int = 1) -> list[str]:
     return [line for line in lines if line][-count:]
 
 
+def handle_stops(handler: Callable[[int, FrameType | None], None]) -> dict[int, Any]:
+    """Handle Ctrl-C, SIGTERM and SIGHUP, the last unless it is ignored (nohup); returns what handled them before."""
+    numbers = [signal.SIGINT, signal.SIGTERM]
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        numbers.append(signal.SIGHUP)
+    return {number: signal.signal(number, handler) for number in numbers}
+
+
 class Interruptions:
     """Counts Ctrl-C, SIGTERM and SIGHUP while it is open, and does no more, so that nothing is left half done."""
 
@@ -180,9 +188,7 @@ class Interruptions:
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> "Interruptions":
-        self._before = {
-            number: signal.signal(number, self._handle) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-        }
+        self._before = handle_stops(self._handle)
         return self
 
     def __exit__(

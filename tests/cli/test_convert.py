@@ -1,5 +1,6 @@
 """`pirl convert` as a user meets it: what it prints, what it writes, how it ends."""
 
+import dataclasses
 import json
 import os
 import signal
@@ -14,7 +15,7 @@ import pytest
 from builders import MICRO, MICRO_LORA, random_model, random_parameters
 from pirl.cli.main import main
 from pirl.interop import NormStats, load_policy, open_checkpoint, save_checkpoint, save_policy
-from pirl.models import create_model, get_model_config, get_parameters, merge_lora
+from pirl.models import LoraConfig, create_model, get_model_config, get_parameters, merge_lora
 
 STATS = {"arm": {"state": NormStats(np.zeros(5), np.ones(5)), "actions": NormStats(np.zeros(5), np.ones(5))}}
 
@@ -118,6 +119,16 @@ def test_a_checkpoint_that_does_not_describe_itself_is_not_described_by_a_guess(
     assert open_checkpoint(tmp_path / "merged").config is None
 
 
+def test_lora_is_not_merged_by_another_factor_than_it_was_trained_with(run, tmp_path):
+    tiny = get_model_config("tiny_lora")
+    other = dataclasses.replace(tiny, language=tiny.language.with_lora(LoraConfig(rank=8, alpha=80.0)))
+    save_policy(tmp_path / "lora", create_model(other, jax.random.key(0)))
+    code, _, err = run("convert", tmp_path / "lora", tmp_path / "merged", "--merge-lora", "--model", "tiny_lora")
+    assert code == 2
+    assert "language.attention_lora.alpha is 80.0 there, and 8.0 here" in err
+    assert "leave the model out" in err
+
+
 def test_odd_names_and_closed_pipes(checkpoint, tmp_path):
     odd = checkpoint.rename(tmp_path / "b[run]")
     command = f"{sys.executable} -m pirl.cli.main convert '{odd}'"
@@ -155,7 +166,7 @@ def test_checks_end_with_zero_or_one(run, checkpoint, tmp_path):
         (["--chek", "policy", "policy"], "Did you mean --check?"),
         (["policy", "out", "--model", "pi0base"], "Did you mean pi0_base"),
         (["policy", "out", "--merge-lora"], "no LoRA weights"),
-        (["policy", "out", "--model", "tiny"], "leave --model out"),
+        (["policy", "out", "--model", "tiny"], "is not of this model"),
         (["policy", "policy", "--overwrite"], "the checkpoint itself"),
         (["policy", "policy/params", "--overwrite"], "inside it"),
         (["policy", ".", "--overwrite"], "around it"),

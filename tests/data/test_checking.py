@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import shutil
 
 import numpy as np
 import PIL.Image
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 
 from pirl.data.checking import check_dataset
 from pirl.data.lerobot.dataset import open_dataset
+from pirl.data.lerobot.rows import by_episode
 from pirl.data.outcomes import OutcomeConfig
 from pirl.errors import DataError
 from sample_datasets import (
@@ -292,3 +294,42 @@ def test_degenerate_dimensions_are_named_however_names_are_nested(tmp_path):
     edit_info(built, ["features", "action", "names"], {"motors": ["a", "b", "grip"]})
     replace(built, "action", lambda table: [[float(i), float(-i), 1.0] for i in range(len(table))])
     assert any("dimension 2 (grip)" in problem for problem in check(built))
+
+
+@pytest.mark.parametrize("version", ["v2.1", "v3.0"])
+@pytest.mark.parametrize(("there", "declared"), [("video", "image"), ("image", "video")])
+def test_a_camera_that_is_declared_as_the_other_kind_is_a_note_as_long_as_it_can_be_read(
+    tmp_path, version, there, declared
+):
+    built = build(tmp_path, version=version, cameras=there)
+    for camera in built.cameras:
+        edit_info(built, ["features", camera, "dtype"], declared)
+    dataset, found = check_dataset(built.root, decode=True)
+    assert [(entry.severity, entry.column) for entry in found] == [("note", camera) for camera in built.cameras]
+    assert all(f"info.json says {declared}" in entry.message for entry in found)
+    for camera in built.cameras:
+        assert sum(1 for _ in dataset.decode(camera, 0)) == len(built.episodes[0])
+
+
+@pytest.mark.parametrize("version", ["v2.1", "v3.0"])
+def test_a_camera_that_is_nowhere_is_a_problem(tmp_path, version):
+    built = build(tmp_path, version=version, cameras="video")
+    camera, *_ = built.cameras
+    edit_info(built, ["features", camera, "dtype"], "image")
+    shutil.rmtree(built.root / "videos")
+    _, found = check_dataset(built.root)
+    (problem,) = [entry for entry in found if entry.column == camera]
+    assert problem.severity == "problem"
+    assert "its pictures are not in the data" in problem.message
+
+
+@given(
+    lengths=st.lists(st.integers(1, 5), min_size=1, max_size=6),
+    chosen=st.sets(st.integers(0, 29)),
+)
+def test_rows_are_grouped_by_the_episode_they_belong_to(lengths, chosen):
+    starts = np.cumsum([0, *lengths])
+    rows = np.array(sorted(row for row in chosen if row < starts[-1]), np.int64)
+    grouped = [(episode, group.tolist()) for episode, group in by_episode(starts, rows)]
+    episode_of = np.repeat(np.arange(len(lengths)), lengths)[rows]
+    assert grouped == [(episode, rows[episode_of == episode].tolist()) for episode in sorted(set(episode_of.tolist()))]

@@ -1,5 +1,6 @@
 """Datasets by name: a directory first, then LeRobot's own folder, then the hub."""
 
+import shutil
 import sys
 import types
 
@@ -37,6 +38,33 @@ def test_what_is_on_disk_comes_before_the_hub(hub, tmp_path):
     assert len(open_dataset("me/pick")) == 3
     build(tmp_path / "me" / "pick", cameras="none", lengths=(2,))
     assert len(open_dataset("me/pick")) == 2
+
+
+@pytest.mark.parametrize(
+    ("variables", "folder"),
+    [
+        ({"HF_LEROBOT_HOME": "own", "HF_HOME": "hub", "XDG_CACHE_HOME": "cache"}, "own"),
+        ({"HF_HOME": "hub", "XDG_CACHE_HOME": "cache"}, "hub/lerobot"),
+        ({"XDG_CACHE_HOME": "cache"}, "cache/huggingface/lerobot"),
+        ({}, ".cache/huggingface/lerobot"),
+        ({"HF_LEROBOT_HOME": "", "HF_HOME": "", "XDG_CACHE_HOME": ""}, ".cache/huggingface/lerobot"),
+        ({"HF_HOME": "~/hub"}, "hub/lerobot"),
+    ],
+)
+def test_lerobots_own_folder_is_where_lerobot_has_it(hub, tmp_path, monkeypatch, variables, folder):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for name in ("HF_LEROBOT_HOME", "HF_HOME", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value if value[:1] in ("", "~") else str(tmp_path / value))
+    built = build(tmp_path / folder / "me" / "pick", cameras="none", lengths=(3,))
+    assert open_dataset("me/pick").root == built.root
+
+
+def test_metadata_alone_are_not_taken_for_the_dataset(hub, tmp_path):
+    kept = build(tmp_path / "home" / "me" / "pick", cameras="none", lengths=(3,))
+    shutil.rmtree(kept.root / "data")
+    assert open_dataset("me/pick").root == hub.root
 
 
 def test_a_name_nobody_knows_is_explained_in_a_line(hub):

@@ -130,7 +130,6 @@ def test_metadata_that_speak_of_some_episodes_leave_the_others_silent(tmp_path):
 # Rewards of each episode of a dataset -> whether each succeeded, and after how many frames it ends.
 FAMILIES = {
     "0/1 at the end": ([[0, 0, 1], [0, 0, 0, 0]], [(1, 3), (0, 4)]),
-    "0/1, never a success": ([[0, 0], [0, 0, 0]], [(0, 2), (0, 3)]),
     "0/1 amid the episode": ([[0, 0, 1, 0, 0], [0, 1, 1, 1], [1, 0, 0]], [(1, 3), (1, 2), (1, 1)]),
     "1 on every frame speaks of the episode": ([[1, 1, 1, 1], [0, 0], [1]], [(1, 4), (0, 2), (1, 1)]),
     "-1/0": ([[-1, -1, 0], [-1, -1]], [(1, 3), (0, 2)]),
@@ -223,6 +222,48 @@ def test_an_episode_of_zeros_among_costs_says_nothing(tmp_path, costs, unlabelle
     assert read_outcomes(labelled, config).success.tolist() == [int(costs[-1] == 0), 1, 0]
 
 
+@pytest.mark.parametrize("reward", ["sparse", "step_penalty"])
+def test_rewards_of_zero_throughout_say_nothing_about_success(tmp_path, reward):
+    """Recorders fill the column with zeros when they do not know: that is not a dataset of failures."""
+    dataset = recorded(tmp_path, {"next.reward": [[0.0, 0.0], [0.0] * 3]})
+    message = complaint(dataset, OutcomeConfig(reward))
+    for text in ("2 episodes say nothing", "0 throughout", "pirl data label", "set unlabelled to success"):
+        assert text in message
+    outcomes = read_outcomes(dataset, OutcomeConfig(reward, unlabelled="success"))
+    assert outcomes.success.tolist() == [1, 1]
+    step = -1 if reward == "step_penalty" else 0
+    assert per_episode(dataset, outcomes.rewards) == [[step, step + 1], [step, step, step + 1]]
+    (note,) = outcomes.notes
+    assert (note.severity, note.column) == ("note", "next.reward")
+    assert "taken for successes: 2" in str(note)
+
+
+def test_rewards_of_zero_throughout_may_be_taken_raw(tmp_path):
+    dataset = recorded(tmp_path, {"next.reward": [[0.0, 0.0], [0.0] * 3]})
+    for unlabelled, success in (("error", [-1, -1]), ("success", [1, 1])):
+        outcomes = read_outcomes(dataset, OutcomeConfig("raw", unlabelled=unlabelled))
+        assert outcomes.success.tolist() == success
+        assert not outcomes.rewards.any()
+        assert "0 throughout" in str(outcomes.notes[0])
+
+
+@pytest.mark.parametrize("evidence", ["labels", "column"])
+def test_failures_that_are_told_need_no_rewards(tmp_path, evidence):
+    zeros = {"next.reward": [[0.0, 0.0], [0.0] * 3]}
+    if evidence == "labels":
+        dataset = recorded(tmp_path, zeros, labels=[Label(0, success=False), Label(1, success=False)])
+    else:
+        dataset = recorded(tmp_path, zeros | {"next.success": [[0, 0], [0, 0, 0]]})
+    outcomes = read_outcomes(dataset, OutcomeConfig(unlabelled="success"))
+    assert outcomes.success.tolist() == [0, 0]
+    assert outcomes.notes == []
+
+
+def test_an_episode_of_zeros_is_a_failure_where_another_has_a_reward(tmp_path):
+    dataset = recorded(tmp_path, {"next.reward": [[0.0, 0.0], [0.0, 1.0]]})
+    assert read_outcomes(dataset, OutcomeConfig(unlabelled="success")).success.tolist() == [0, 1]
+
+
 @pytest.mark.parametrize("column", ["next.success", "is_success", "success"])
 def test_success_in_the_middle_of_an_episode_cuts_it_there(tmp_path, column):
     flags = [[False, True, False, True, False], [False] * 3, [True] * 4]
@@ -262,6 +303,8 @@ def test_what_holds_for_all_outcomes(tmp_path_factory, rewards, costs, failures)
     """0/1 and -1/0 are two ways to say the same; returns follow from success and length alone."""
     if costs:  # until success, and at least the first step
         rewards = [[0, *sorted(episode)] for episode in rewards]
+    elif not any(map(any, rewards)):  # zeros throughout say nothing
+        rewards[0][-1] = 1
     shown = [[r - costs for r in episode] for episode in rewards]
     dataset = recorded(tmp_path_factory.mktemp("d"), {"next.reward": shown})
     for reward in ("sparse", "step_penalty"):
@@ -336,7 +379,7 @@ def test_a_success_is_always_an_end(tmp_path, reward, told):
     ],
 )
 def test_failures_that_do_not_say_how_they_ended(tmp_path, reward, failures, over):
-    dataset = recorded(tmp_path, {"next.reward": [[0, 0, 0]]})
+    dataset = recorded(tmp_path, FAILED)
     assert ended(read_outcomes(dataset, OutcomeConfig(reward, failures=failures))) == [over]
 
 

@@ -205,6 +205,37 @@ def test_robot_actions_undo_the_training_targets(seed, batch, chunks, dims, robo
     np.testing.assert_array_equal(alone, io.robot_actions(targets, state)[-1, -1])
 
 
+def padded(stats, width):
+    return NormStats(*(np.pad(values, (0, width - len(values))) for values in stats.to_json().values()))
+
+
+def test_statistics_that_were_padded_for_the_model_tell_the_robots_width():
+    """As those of OpenPI's checkpoints are, with zeros."""
+    rng = np.random.default_rng(0)
+    robot, config = dataclasses.replace(ARM, cameras={}), dataclasses.replace(STATE_ONLY, action_dim=32)
+    stats = {"state": random_stats(rng, 3), "actions": random_stats(rng, 4)}
+    io = PolicyIO(robot, config, {key: padded(entry, 32) for key, entry in stats.items()}, None)
+    state, actions = rng.normal(size=(2, 3)), rng.normal(size=(2, 5, 4))
+    expected = PolicyIO(robot, config, stats, None)
+    np.testing.assert_array_equal(io.observation({}, state).state, expected.observation({}, state).state)
+    targets = io.actions(actions, state)
+    np.testing.assert_array_equal(targets, expected.actions(actions, state))
+    np.testing.assert_allclose(io.robot_actions(targets, state), actions, rtol=0, atol=2e-5)
+
+
+def test_a_dimension_that_is_always_0_is_not_taken_for_padding():
+    robot, config = dataclasses.replace(ARM, cameras={}), dataclasses.replace(STATE_ONLY, action_dim=32)
+    stats = padded(random_stats(np.random.default_rng(0), 3), 4)
+    io = PolicyIO(robot, config, {"state": stats, "actions": stats}, None)
+    assert io.robot_actions(np.zeros((2, 5, 32), np.float32), np.zeros((2, 4))).shape == (2, 5, 4)
+    # Where the statistics are as wide as the model, who knows better has to say so.
+    narrow = dataclasses.replace(STATE_ONLY, action_dim=4)
+    with pytest.raises(DataError, match="4 dimensions instead of 3.*give the robot its state_dim and action_dim"):
+        PolicyIO(robot, narrow, {"state": stats, "actions": stats}, None).observation({}, np.zeros((2, 4)))
+    declared = dataclasses.replace(robot, state_dim=4, action_dim=4)
+    PolicyIO(declared, narrow, {"state": stats, "actions": stats}, None).observation({}, np.zeros((2, 4)))
+
+
 # --- batches -----------------------------------------------------------------------------------------------------------
 
 

@@ -90,12 +90,51 @@ def test_batches_depend_on_nothing_but_the_step():
 
 @pytest.mark.parametrize(
     ("sources", "options"),
-    [([source()], {"batch_size": 4}), ([source(seed=1)], {}), ([source((5, 7))], {}), ([source(), source()], {})],
+    [
+        ([source()], {"batch_size": 4}),
+        ([source(seed=1)], {}),
+        ([source((5, 7))], {}),
+        ([source(), source()], {}),
+        # As many anchors, otherwise dealt out, or others.
+        ([source((7, 5, 4))], {}),
+        ([source(episodes_per_memory_pool=2)], {}),
+        ([source((5, 7, 5), weights=1.0 * (np.arange(17) > 0))], {}),
+        ([source(weights=np.arange(16) + 1.0)], {}),
+    ],
 )
 def test_a_state_of_another_order_is_refused(sources, options):
     state = ChunkSampler([source()], batch_size=6, shape=ChunkShape(3)).state()
     with pytest.raises(ConfigError, match="another order"):
         ChunkSampler(sources, **{"batch_size": 6, "shape": ChunkShape(3), **options}).restore(state)
+
+
+@pytest.mark.parametrize(
+    "same",
+    [
+        source(rows_seed=1),
+        source(episodes_per_memory_pool=3),
+        source(episodes_per_memory_pool=99),
+        source(weights=np.full(16, 7.0)),
+    ],
+)
+def test_a_state_of_the_same_order_is_taken(same):
+    first, second = (ChunkSampler([each], batch_size=6, shape=ChunkShape(3)) for each in (source(), same))
+    assert source().stream.take(0, 64).tolist() == same.stream.take(0, 64).tolist()
+    second.restore({**first.state(), "step": 4})
+    assert second.step == 4
+
+
+def test_a_state_of_before_which_told_less_is_still_taken():
+    def sampler(**options):
+        return ChunkSampler([source(**options)], batch_size=6, shape=ChunkShape(3))
+
+    before = {"step": 5, "batch_size": 6, "sources": [[1, 1, 0, 16]]}
+    resumed = sampler(episodes_per_memory_pool=2)
+    resumed.restore(json.loads(json.dumps(before)))
+    assert resumed.step == 5
+    assert resumed.state()["sources"] == sampler(episodes_per_memory_pool=2).state()["sources"]
+    with pytest.raises(ConfigError, match="another order"):
+        sampler(seed=1).restore(before)
 
 
 @pytest.mark.parametrize("processes", [2, 3, 6])

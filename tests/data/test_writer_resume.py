@@ -3,7 +3,6 @@
 import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -22,26 +21,21 @@ from written import (
     features,
     files_of,
     info_of,
+    kill_this_process,
     listed,
     read_episodes,
+    stopped_at,
 )
 
 
-def continue_and_die(root: str, version: Any) -> None:
-    """Continue copies of a dataset: the k-th is killed when its k-th file is about to appear, the last lives."""
+def continue_and_die(root: str, version: Any, half: bool) -> None:
+    """Continue copies of a dataset: the k-th is killed when its k-th file or line is about to appear, the last lives."""
     for step in range(100):
         copy = shutil.copytree(root, f"{root}-{step:02d}")
         if (child := os.fork()) == 0:
             writer = DatasetWriter(copy, fps=10, features=features("video"), version=version, codec="h264", resume=True)
-            calls, replace = iter(range(100)), os.replace
-
-            def dying(*paths: Any, step: int = step, calls: Any = calls, replace: Any = replace) -> None:
-                if next(calls) == step:
-                    os.kill(os.getpid(), signal.SIGKILL)
-                replace(*paths)
-
-            os.replace = dying
-            writer.write_episode(episode(2), task="task 2")
+            with stopped_at(step, kill_this_process, half=half):
+                writer.write_episode(episode(2), task="task 2")
             os._exit(0)
         if os.waitpid(child, 0)[1] == 0:
             return
@@ -53,13 +47,14 @@ def test_a_writer_killed_at_any_moment_leaves_a_dataset_that_continues(tmp_path:
     start = DatasetWriter(tmp_path / "start", **options)
     for index in range(2):
         start.write_episode(episode(index), task=f"task {index}")
-    program = f"import test_writer_resume; test_writer_resume.continue_and_die({str(start.root)!r}, {version!r})"
+    program = f"import test_writer_resume as t; t.continue_and_die({str(start.root)!r}, {version!r}, half=False)"
     subprocess.run([sys.executable, "-c", program], cwd=Path(__file__).parent, check=True)
     _, *killed, whole = sorted(tmp_path.iterdir(), key=str)
     assert len(killed) == 7, "two videos, tasks, statistics, data, the episode's entry, and info.json"
     assert len(read_episodes(whole)) == 3
+    partial = [any(".partial-" in file.name for file in root.rglob("*")) for root in killed]
+    assert partial.count(True) == (5 if version == "v2.1" else 7), "killed while a file was written, or before a line"
     for root in killed:
-        assert any(".partial-" in file.name for file in root.rglob("*")), "killed while a file was written"
         assert len(list(root.glob("data/*/*.parquet"))) >= len(listed(root)[0]), "what is listed is there"
         for index, columns in enumerate(read_episodes(root)):
             np.testing.assert_array_equal(columns["action"], episode(index)["action"])
@@ -70,32 +65,66 @@ def test_a_writer_killed_at_any_moment_leaves_a_dataset_that_continues(tmp_path:
         assert files_of(root) == files_of(whole)
 
 
+def test_half_a_line_that_a_killed_writer_left_is_removed(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"fps": 10, "features": features("video"), "version": "v2.1", "codec": "h264"}
+    start = DatasetWriter(tmp_path / "start", **options)
+    for index in range(2):
+        start.write_episode(episode(index), task=f"task {index}")
+    program = f"import test_writer_resume as t; t.continue_and_die({str(start.root)!r}, 'v2.1', half=True)"
+    subprocess.run([sys.executable, "-c", program], cwd=Path(__file__).parent, check=True)
+    _, *killed, whole = sorted(tmp_path.iterdir(), key=str)
+    torn = [root for root in killed if any(not file.read_text().endswith("\n") for file in root.glob("meta/*.jsonl"))]
+    assert len(torn) == 2, "statistics, and the episode's entry"
+    for root in torn:
+        writer = DatasetWriter(root, **options, resume=True)
+        assert files_of(root) == files_of(start.root)
+        writer.write_episode(episode(2), task="task 2")
+        assert files_of(root) == files_of(whole)
+
+
+def test_an_episode_more_costs_the_same_however_many_there_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In bytes written: they were once those of all episodes so far."""
+    declared = {"x": {"dtype": "float32", "shape": (1,)}}
+    writer, written, costs = DatasetWriter(tmp_path, fps=10, features=declared, version="v2.1"), [0], []
+    write_bytes, pwrite = Path.write_bytes, os.pwrite
+
+    def write_whole(path: Path, content: bytes) -> int:
+        written[0] += len(content)
+        return write_bytes(path, content)
+
+    def write_part(file: int, content: bytes, place: int) -> int:
+        written[0] += len(content)
+        return pwrite(file, content, place)
+
+    monkeypatch.setattr(Path, "write_bytes", write_whole)
+    monkeypatch.setattr(os, "pwrite", write_part)
+    for _ in range(12):
+        written[0] = 0
+        writer.write_episode({"x": np.ones(4)}, task="")
+        costs.append(written[0])
+    assert max(costs[1:]) - min(costs[1:]) < 100, "a digit more here and there"
+
+
+def interrupt() -> None:
+    raise KeyboardInterrupt
+
+
 @every_version
-def test_a_failed_write_leaves_the_dataset_and_the_writer_as_they_were(
-    tmp_path: Path, version: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failed_write_leaves_the_dataset_and_the_writer_as_they_were(tmp_path: Path, version: Any) -> None:
     writer = DatasetWriter(tmp_path, fps=10, features=features(), version=version)
     writer.write_episode(episode(0), task="a")
     before = files_of(tmp_path)
-    replace, failures = os.replace, 0
+    failures = 0
     for step in range(100):
-        calls = iter(range(1000))
-
-        def failing(*paths: Any, step: int = step, calls: Any = calls) -> None:
-            if next(calls) == step:
-                raise KeyboardInterrupt
-            replace(*paths)
-
-        monkeypatch.setattr(os, "replace", failing)
         try:
-            writer.write_episode(episode(1), task="b")
+            with stopped_at(step, interrupt, half=True):
+                writer.write_episode(episode(1), task="b")
             break
         except KeyboardInterrupt:
             failures += 1
             assert files_of(tmp_path) == before
             assert writer.num_episodes == 1
     assert failures == 5
-    monkeypatch.undo()
     writer.write_episode(episode(2), task="c")
     for index, columns in enumerate(read_episodes(tmp_path)):
         assert_same_episode(columns, episode(index))
@@ -158,6 +187,15 @@ def test_a_directory_with_other_files_is_refused(tmp_path: Path) -> None:
     for resume in (False, True):
         with pytest.raises(DataError, match="not empty|no dataset to continue"):
             DatasetWriter(tmp_path, fps=10, features=features(), resume=resume)
+
+
+def test_lines_that_were_lost_meanwhile_are_not_filled_with_nothing(tmp_path: Path) -> None:
+    writer = DatasetWriter(tmp_path, fps=10, features=features(), version="v2.1")
+    writer.write_episode(episode(0), task="")
+    (tmp_path / "meta/episodes.jsonl").write_text("")
+    with pytest.raises(DataError, match="episodes.jsonl: expected at least 1 lines"):
+        writer.write_episode(episode(1), task="")
+    assert (tmp_path / "meta/episodes.jsonl").read_bytes() == b""
 
 
 def test_the_second_of_two_writers_is_stopped(tmp_path: Path) -> None:

@@ -1,7 +1,13 @@
 """Episodes to write, LeRobot's recordings of others, and a reader that shares no code with pirl."""
 
+import contextlib
+import functools
 import io
+import itertools
 import json
+import os
+import signal
+from collections.abc import Callable, Iterator
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -124,6 +130,32 @@ def assert_same_episode(read: dict[str, Any], written: dict[str, np.ndarray]) ->
 
 def files_of(root: Path) -> dict[str, bytes]:
     return {str(file.relative_to(root)): file.read_bytes() for file in root.rglob("*") if file.is_file()}
+
+
+@contextlib.contextmanager
+def stopped_at(step: int, stop: Callable[[], None], *, half: bool = False) -> Iterator[None]:
+    """Stop as a file is about to appear, or a line about to be added, for the `step`-th time; with half a line added."""
+    calls, functions = itertools.count(), {name: getattr(os, name) for name in ("replace", "pwrite")}
+
+    def stopping(name: str, *arguments: Any) -> Any:
+        if next(calls) == step:
+            if half and name == "pwrite":
+                file, content, place = arguments
+                functions[name](file, content[: len(content) // 2], place)
+            stop()
+        return functions[name](*arguments)
+
+    for name in functions:
+        setattr(os, name, functools.partial(stopping, name))
+    try:
+        yield
+    finally:
+        for name, function in functions.items():
+            setattr(os, name, function)
+
+
+def kill_this_process() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def read_rows(directory: Path) -> pa.Table:

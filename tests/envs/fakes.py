@@ -1,5 +1,6 @@
 """Small environments for tests: a point that is to reach a goal, and what can go wrong on the way."""
 
+import multiprocessing
 import os
 import signal
 import sys
@@ -165,12 +166,23 @@ class Unmakeable(Point):
         os._exit(9)
 
 
-for _name, _class in {"Point": Point, "Unmakeable": Unmakeable}.items():
+class Crewed(Point):
+    """A point with a process of its own beside it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        context = multiprocessing.get_context("spawn")
+        self._helper = context.Process(target=time.sleep, args=(600,), daemon=True)
+        self._helper.start()
+
+
+for _name, _class in {"Point": Point, "Unmakeable": Unmakeable, "Crewed": Crewed}.items():
     if f"fakes/{_name}-v0" not in gymnasium.registry:
         gymnasium.register(f"fakes/{_name}-v0", f"fakes:{_name}")
 
 POINT = "fakes:fakes/Point-v0"
 UNMAKEABLE = "fakes:fakes/Unmakeable-v0"
+CREWED = "fakes:fakes/Crewed-v0"
 
 
 class LocalPool:

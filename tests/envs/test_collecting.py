@@ -4,7 +4,6 @@ import dataclasses
 import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -18,7 +17,7 @@ from pirl.envs.collecting import LOG_FILE, CollectionLog, DatasetFormat, collect
 from pirl.envs.experts import ExpertConfig
 from pirl.envs.rollouts import make_starts
 from pirl.errors import ConfigError, DataError
-from written import every_version, files_of, read_episodes
+from written import every_version, files_of, kill_this_process, read_episodes, stopped_at
 
 DESCRIPTION = CorridorEnv().describe()
 STARTS = make_starts(DESCRIPTION, 8, 0, None)
@@ -121,19 +120,12 @@ def test_a_run_that_ends_early_goes_on_to_the_same_files(tmp_path, version):
 
 
 def collect_and_die(root: str, version: str) -> None:
-    """Collect again and again: the k-th time killed when the k-th file is about to appear, the last time not."""
+    """Collect again and again: the k-th time killed when the k-th file or line is about to appear, the last time not."""
     for step in range(100):
         if (child := os.fork()) == 0:
-            calls, replace = iter(range(1000)), os.replace
-
-            def dying(*paths, step=step, calls=calls, replace=replace):
-                if next(calls) == step:
-                    os.kill(os.getpid(), signal.SIGKILL)
-                replace(*paths)
-
-            os.replace = dying
             form = DatasetFormat(version, "image")
-            run(Path(f"{root}-{step:02d}"), starts=STARTS[3:6], dataset_format=form, loses=SEEDS[4:5])
+            with stopped_at(step, kill_this_process):
+                run(Path(f"{root}-{step:02d}"), starts=STARTS[3:6], dataset_format=form, loses=SEEDS[4:5])
             os._exit(0)
         if os.waitpid(child, 0)[1] == 0:
             return

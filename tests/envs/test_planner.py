@@ -210,6 +210,10 @@ def test_statistics_are_the_only_ones_or_chosen_ones_or_explicitly_none(checkpoi
             {"state": stats(3), "actions": stats(1)},
             "actions has 1 dimensions .* statistics; .* there are 2",
         ),
+        (
+            {"state": stats(4, 4), "actions": stats(2, 6)},
+            "state has 4 dimensions .* statistics; in arms there are 3",
+        ),
         ({"state": stats(3)}, "no statistics of 'actions'"),
         ({"state": stats(3, 5), "actions": stats(2, 6)}, None),
     ],

@@ -12,27 +12,47 @@ from types import FrameType
 import numpy as np
 import pytest
 
-from fakes import MISHAPS, POINT, UNMAKEABLE, LocalPool, StraightPlanner
-from pirl.envs import EnvConfig, ExpertConfig, Segment, Start, Started, make_env, make_starts, open_pool, roll_out
+from fakes import CREWED, MISHAPS, POINT, UNMAKEABLE, LocalPool, StraightPlanner
+from pirl.envs import (
+    EnvConfig,
+    EnvPool,
+    ExpertConfig,
+    Lost,
+    Segment,
+    Start,
+    Started,
+    make_env,
+    make_starts,
+    open_pool,
+    roll_out,
+)
 from pirl.envs.workers import ProcessPool
 from pirl.errors import ConfigError, EnvError
 
 TIMEOUT = 2.0
 
 
-def children(parent: int) -> set[int]:
-    """Worker processes of a process, from /proc."""
-    found = set()
+def running() -> Iterator[tuple[int, int, int, bytes]]:
+    """Number, parent, session and command of every process that runs, from /proc."""
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             try:
                 status, command = (entry / "stat").read_text(), (entry / "cmdline").read_bytes()
             except OSError:
                 continue
-            state, its_parent = status.rsplit(")", 1)[1].split()[:2]
-            if int(its_parent) == parent and b"spawn_main" in command and state != "Z":
-                found.add(int(entry.name))
-    return found
+            state, parent, _, session = status.rsplit(")", 1)[1].split()[:4]
+            if state != "Z":
+                yield int(entry.name), int(parent), int(session), command
+
+
+def children(parent: int) -> set[int]:
+    """Worker processes of a process."""
+    return {each for each, its_parent, _, command in running() if its_parent == parent and b"spawn_main" in command}
+
+
+def crews(workers: set[int]) -> set[int]:
+    """What workers have started."""
+    return {each for each, _, session, _ in running() if session in workers} - workers
 
 
 def is_running(process: int) -> bool:
@@ -40,6 +60,13 @@ def is_running(process: int) -> bool:
         return Path(f"/proc/{process}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
     except OSError:
         return False
+
+
+def are_gone(processes: set[int], patience: float = 30.0) -> bool:
+    deadline = time.monotonic() + patience
+    while any(map(is_running, processes)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return not any(map(is_running, processes))
 
 
 @pytest.fixture(scope="module")
@@ -208,6 +235,72 @@ def test_an_interrupt_while_environments_are_made_leaves_nothing_running() -> No
     assert children(os.getpid()) == before
 
 
+@pytest.fixture
+def crewed() -> Iterator[tuple[EnvPool, set[int]]]:
+    """A pool of one environment that has started a process, and that process."""
+    before = children(os.getpid())
+    with open_pool(EnvConfig(CREWED), 1, timeout=TIMEOUT) as pool:
+        crew = crews(children(os.getpid()) - before)
+        assert crew
+        yield pool, crew
+
+
+def test_an_environment_may_start_processes_which_end_with_it(crewed: tuple[EnvPool, set[int]]) -> None:
+    pool, crew = crewed
+    pool.start(0, Start("left", 1))
+    assert isinstance(pool.wait([0])[0], Started)
+    pool.close()
+    assert are_gone(crew)
+
+
+@pytest.mark.parametrize(("seed", "reason"), [(9002, "ended by SIGKILL"), (9004, "no answer within")])
+def test_what_a_lost_environment_has_started_ends_too(crewed: tuple[EnvPool, set[int]], seed: int, reason: str) -> None:
+    pool, crew = crewed
+    pool.start(0, Start("left", seed))
+    pool.wait([0])
+    pool.execute(0, np.zeros((3, 2), np.float32))
+    lost = pool.wait([0])[0]
+    assert isinstance(lost, Lost)
+    assert reason in lost.reason
+    assert are_gone(crew)
+
+
+_CREWED_PARENT = """
+import sys
+sys.path.insert(0, sys.argv[1])
+import numpy as np
+from pirl.envs import EnvConfig, Start, open_pool
+
+if __name__ == "__main__":
+    pool = open_pool(EnvConfig("fakes:fakes/Crewed-v0"), 1)
+    pool.start(0, Start("left", 9004))
+    pool.wait([0])
+    pool.execute(0, np.zeros((3, 2), np.float32))
+    print("hanging", flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize("end", ["by force", "without closing the pool"])
+def test_what_environments_have_started_ends_with_the_program(tmp_path: Path, end: str) -> None:
+    script = tmp_path / "parent.py"
+    script.write_text(_CREWED_PARENT)
+    command = [sys.executable, str(script), str(Path(__file__).parent)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as parent:
+        assert parent.stdin is not None
+        assert parent.stdout is not None
+        assert parent.stdout.readline() == b"hanging\n"
+        workers = children(parent.pid)
+        left = workers | crews(workers)
+        assert len(left) >= 2
+        if end == "by force":
+            parent.kill()
+        else:
+            parent.stdin.close()
+            assert parent.wait(60) == 0
+        assert are_gone(left)
+
+
 _PARENT = """
 import sys, time
 sys.path.insert(0, sys.argv[1])
@@ -244,10 +337,7 @@ def test_workers_end_with_a_killed_parent_and_never_write_to_its_output(tmp_path
         time.sleep(0.2)
         assert all(map(is_running, workers))
         parent.kill()
-        deadline = time.monotonic() + 5
-        while any(map(is_running, workers)) and time.monotonic() < deadline:
-            time.sleep(0.05)
-        assert not any(map(is_running, workers))
+        assert are_gone(workers, 5)
         assert said + parent.stdout.read() == b"stepping\n"
         chatter = parent.stderr.read()
     assert b"SIMULATOR CHATTER" in chatter

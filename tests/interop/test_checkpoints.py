@@ -1,5 +1,6 @@
 """Checkpoints: OpenPI's are read, ours are whole, and everything that does not fit is named."""
 
+import dataclasses
 import json
 import logging
 import os
@@ -21,7 +22,7 @@ from golden import ROOT, TINY_MODELS, arrays, assert_close, content, model_confi
 from pirl.errors import CheckpointError, ConfigError
 from pirl.interop import NormStats, compare, load_policy, open_checkpoint, save_checkpoint, save_policy
 from pirl.interop.reading import quiet_orbax
-from pirl.models import get_model_config, get_parameters
+from pirl.models import LoraConfig, get_model_config, get_parameters
 from pirl.models.parameters import nest
 
 STATS = {
@@ -283,6 +284,56 @@ def test_a_checkpoint_of_another_model_is_recognised(tmp_path, saved, wanted, hi
     save_policy(tmp_path / "x", random_model(saved))
     with pytest.raises(CheckpointError, match=hint):
         load_policy(tmp_path / "x", wanted)
+
+
+def with_lora(alpha, rank_stabilised=False):
+    lora = LoraConfig(rank=4, alpha=alpha, rank_stabilised=rank_stabilised)
+    return dataclasses.replace(
+        MICRO, language=MICRO.language.with_lora(lora), action_expert=MICRO.action_expert.with_lora(lora)
+    )
+
+
+@pytest.mark.parametrize(
+    ("saved", "wanted", "named"),
+    [
+        (with_lora(8.0), with_lora(80.0), "language.attention_lora.alpha is 8.0 there, and 80.0 here"),
+        (with_lora(8.0), with_lora(8.0, True), "action_expert.attention_lora.rank_stabilised is False there"),
+        (MICRO_PI05, dataclasses.replace(MICRO_PI05, discrete_state_input=False), "discrete_state_input is True there"),
+        (MICRO, dataclasses.replace(MICRO, tokenizer="tiny"), "tokenizer is paligemma there, and tiny here"),
+        (MICRO, dataclasses.replace(MICRO, image_resolution=(12, 8)), r"image_resolution is \(8, 12\) there"),
+    ],
+)
+def test_parameters_that_would_compute_something_else_are_refused_though_they_fit(tmp_path, saved, wanted, named):
+    save_policy(tmp_path / "x", random_model(saved))
+    with pytest.raises(CheckpointError, match=named):
+        load_policy(tmp_path / "x", wanted)
+    assert load_policy(tmp_path / "x", saved).config == saved
+    # A checkpoint that does not say what it is of, as OpenPI's, is what it is taken for.
+    (tmp_path / "x" / "pirl.json").unlink()
+    assert load_policy(tmp_path / "x", wanted).config == wanted
+
+
+@pytest.mark.parametrize(
+    ("saved", "wanted"),
+    [
+        (MICRO, dataclasses.replace(MICRO, action_horizon=9, dtype="bfloat16", param_dtype="bfloat16", remat="dots")),
+        (MICRO, dataclasses.replace(MICRO, max_token_len=11, cameras=MICRO.cameras[:1])),
+        # Rank 4: the same factor, said otherwise.
+        (with_lora(8.0), with_lora(4.0, True)),
+        (dataclasses.replace(MICRO, max_token_len=0), dataclasses.replace(MICRO, max_token_len=0, tokenizer="tiny")),
+    ],
+)
+def test_what_computes_the_same_may_be_said_otherwise(tmp_path, saved, wanted):
+    save_policy(tmp_path / "x", random_model(saved))
+    assert load_policy(tmp_path / "x", wanted).config == wanted
+
+
+def test_a_policy_that_goes_on_learning_may_be_told_its_state_in_another_way(tmp_path):
+    save_policy(tmp_path / "x", random_model(MICRO_PI05))
+    blind = dataclasses.replace(MICRO_PI05, discrete_state_input=False)
+    assert load_policy(tmp_path / "x", blind, to_learn=True).config == blind
+    with pytest.raises(CheckpointError, match="tokenizer is paligemma there"):
+        load_policy(tmp_path / "x", dataclasses.replace(blind, tokenizer="tiny"), to_learn=True)
 
 
 def test_a_checkpoint_that_does_not_describe_itself_needs_a_configuration(tmp_path):

@@ -239,12 +239,23 @@ def test_a_run_ends_early_after_two_measurements_without_improvement(
     assert (answers.index(True) if True in answers else None) == stops_at
 
 
+def test_another_measurement_is_not_held_against_the_one_before() -> None:
+    """What a run is stopped by may be another when it is resumed."""
+    before = EarlyStopping(StoppingConfig(metric="val/loss", mode="min", patience=1))
+    assert [before.update(value) for value in (0.3, 0.4)] == [False, True]
+    for other in ({"metric": "eval/success", "mode": "min"}, {"metric": "val/loss", "mode": "max"}):
+        stopping = EarlyStopping(StoppingConfig(patience=1, **other))  # type: ignore[arg-type]
+        stopping.restore(before.state())
+        assert not stopping.is_over
+        assert not stopping.update(0.01)
+
+
 def test_without_a_metric_no_run_ends_early() -> None:
     stopping = EarlyStopping(StoppingConfig(metric=None, patience=1))
     assert not any(stopping.update(0.0) for _ in range(5))
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 0), (signal.SIGHUP, 0), (signal.SIGINT, 130)])
 def test_a_signal_asks_the_run_to_end_and_ctrl_c_then_ends_it_at_once(number: signal.Signals, code: int) -> None:
     before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
     told: list[str] = []
@@ -258,3 +269,13 @@ def test_a_signal_asks_the_run_to_end_and_ctrl_c_then_ends_it_at_once(number: si
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGINT)
     assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == before
+
+
+def test_under_nohup_a_run_outlives_its_terminal() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with StopSignal() as stop:
+            os.kill(os.getpid(), signal.SIGHUP)
+            assert not stop.requested
+    finally:
+        signal.signal(signal.SIGHUP, before)

@@ -234,6 +234,40 @@ def test_after_a_collapse_it_goes_back_to_the_last_good_policy_and_on_with_other
     assert max(Counter(map(tuple, states.tolist())).values()) <= 4, "no group is tried twice"
 
 
+def test_a_run_that_was_stopped_within_an_iteration_goes_back_to_what_needs_no_attempts(
+    practise, tmp_path, monkeypatch, at_batch
+):
+    run = tmp_path / "run"
+    config = practise(**WATCHED, checkpoints__every=2, checkpoints__max_to_keep=2)
+    at_batch[6] = lambda batches: os.kill(os.getpid(), signal.SIGTERM)
+    train(config, exp_name="run")
+    within = max(saved(run))
+    monkeypatch.setattr(Fair, "fails", staticmethod(lambda seed, updates: updates > within and not rollbacks(run)))
+    assert train(config, exp_name="run", resume=True) == 0
+    (entry,) = rollbacks(run)
+    assert entry["to"] < within < entry["from"]
+    assert len(values_of(run, "rollout/drift")) == 5
+
+
+def test_a_damaged_checkpoint_is_passed_over_on_the_way_back_and_nothing_whole_deleted_for_it(
+    practise, tmp_path, monkeypatch
+):
+    run = tmp_path / "run"
+
+    def fails(seed, updates):
+        if updates < 12 or rollbacks(run):
+            return False
+        record = run / "checkpoints" / "state" / "8" / "state.json"
+        if record.exists():
+            record.write_text("{")
+        return True
+
+    monkeypatch.setattr(Fair, "fails", staticmethod(fails))
+    assert train(practise(**WATCHED, checkpoints__max_to_keep=4), exp_name="run") == 0
+    (entry,) = rollbacks(run)
+    assert (entry["from"], entry["to"]) == (12, 4)
+
+
 @pytest.mark.slow
 def test_a_run_that_went_back_can_be_killed_and_resumed_too(practise, tmp_path, monkeypatch, at_batch):
     config = practise(**WATCHED, rollout__save_dataset=True)
@@ -313,6 +347,21 @@ def test_what_drift_is_measured_by_is_named_when_it_is_damaged(practise, tmp_pat
     probe.write_bytes(probe.read_bytes()[:-100])
     with pytest.raises(CheckpointError, match="drift_probe.npz holds what the drift .* cannot be read"):
         train(practise(rollout__iterations=2), exp_name="run", resume=True)
+
+
+def test_what_drift_was_measured_by_in_an_earlier_version_still_serves(practise, tmp_path):
+    """It held the next observations, too, which nothing looks at."""
+    train(practise(rollout__iterations=1), exp_name="run")
+    probe = tmp_path / "run" / "drift_probe.npz"
+    with np.load(probe) as content:
+        velocities = content["velocities"]
+        leaves = [content[name] for name in sorted(content.files) if name != "velocities"]
+    seen = len(leaves) - 8  # arrays of an observation; of a sample there are eight more, five before the next one
+    before = [*leaves[: seen + 5], *leaves[:seen], *leaves[seen + 5 :]]
+    np.savez(probe, velocities=velocities, **{f"{number:02d}": leaf for number, leaf in enumerate(before)})
+    train(practise(rollout__iterations=2), exp_name="run", resume=True)
+    train(practise(rollout__iterations=2), exp_name="reference")
+    assert values_of(tmp_path / "run", "rollout/drift") == values_of(tmp_path / "reference", "rollout/drift")
 
 
 def test_slow_rollouts_say_nothing_against_the_policy(practise, tmp_path, monkeypatch, capsys):

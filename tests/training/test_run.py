@@ -110,16 +110,27 @@ def test_where_nothing_can_be_written_is_said(tmp_path):
 
 
 def test_overwriting_leaves_nothing_of_the_old_run(finished):
-    with open_run(finished, {"steps": 5}, overwrite=True, config_text="steps: 5\n"):
+    with open_run(finished, {"steps": 5}, overwrite=True, config_text="steps: 5\n") as run:
+        run.begin()
         assert listing(finished) == {"lock", "config.yaml", "metadata.json"}
         assert (finished / "config.yaml").read_text() == "steps: 5\n"
+
+
+def test_a_run_is_there_until_the_one_that_takes_its_place_can_begin(finished):
+    before = listing(finished)
+    with open_run(finished, {"steps": 5}, overwrite=True, config_text="steps: 5\n") as run:
+        run.abandon()  # its dataset has no labels, say
+    assert listing(finished) == before
+    assert (finished / "config.yaml").read_text() == "steps: 100\n"
+    open_run(finished, resume=True).close()
 
 
 def test_overwriting_follows_no_link_out_of_the_run(finished, tmp_path):
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "elsewhere" / "thesis.tex").write_text("42")
     (finished / "videos").symlink_to(tmp_path / "elsewhere")
-    open_run(finished, overwrite=True).close()
+    with open_run(finished, overwrite=True) as run:
+        run.begin()
     assert (tmp_path / "elsewhere" / "thesis.tex").read_text() == "42"
 
 
@@ -146,8 +157,8 @@ def test_an_overwriting_that_was_killed_is_finished(finished, monkeypatch, flags
 
     with monkeypatch.context() as patch:
         patch.setattr("shutil.rmtree", die)
-        with pytest.raises(KeyboardInterrupt):
-            open_run(finished, overwrite=True)
+        with open_run(finished, overwrite=True) as run, pytest.raises(KeyboardInterrupt):
+            run.begin()
     assert deleted
     assert (finished / "checkpoints" / "state" / "30").exists()
     open_run(finished, **flags).close()

@@ -4,6 +4,7 @@ import dataclasses
 import gc
 import json
 import logging
+import os
 import resource
 import shutil
 import subprocess
@@ -300,6 +301,34 @@ def test_what_is_kept_for_good_is_counted_as_checkpoints_are(run):
         assert json.loads((directory / "210" / file).read_text())["clock"] == 6
 
 
+def test_states_within_an_iteration_take_no_place_of_those_that_a_run_can_go_back_to(run):
+    """A run that is stopped within an iteration saves there, again and again if it is preempted often."""
+    with Checkpoints(run, CheckpointConfig(max_to_keep=2)) as checkpoints:
+        for step, within in ((10, False), (20, False), (25, True), (27, True)):
+            checkpoints.save(step, small(step), {**HOST, "within_iteration": within}, POLICY, STATS, {}, {})
+        checkpoints.wait()
+        assert checkpoints.saved() == [10, 20, 27]
+        assert checkpoints.saved_between_iterations() == [10, 20]
+        checkpoints.save(30, small(30), {**HOST, "within_iteration": False}, POLICY, STATS, {}, {})
+        checkpoints.wait()
+        assert checkpoints.saved() == [20, 30]
+
+
+def test_a_state_is_safe_from_a_power_failure_before_an_older_one_is_deleted(run, monkeypatch):
+    there, sync = [], os.fsync
+
+    def look(number):
+        there.append((os.readlink(f"/proc/self/fd/{number}"), saved_steps(run.states)))
+        sync(number)
+
+    save_steps(run, [1], max_to_keep=1)
+    monkeypatch.setattr(os, "fsync", look)
+    save_steps(run, [2], max_to_keep=1)
+    assert saved_steps(run.states) == [2]
+    synced = [(Path(name).name, steps) for name, steps in there]
+    assert synced.index(("state.json", [1])) < synced.index(("state", [1, 2]))
+
+
 def test_all_hosts_go_by_what_the_first_one_sees(run):
     """On a file system on a network others may see what was saved, or deleted, a little later."""
     config = override_config(get_config("demo_ript"), {"health.max_rollbacks": 2})
@@ -313,7 +342,7 @@ def test_all_hosts_go_by_what_the_first_one_sees(run):
         assert (step, int(restored["step"])) == (2, 2)
         with pytest.raises(CheckpointError, match="no state of step 3; it has 1, 2"):
             checkpoints.restore(small(0), step=3)
-        assert Rollbacks(config, run, checkpoints).begin(9, 9, "it was told to") == 2
+        assert Rollbacks(config, run, checkpoints).candidates(9) == [1, 2]
 
 
 @pytest.mark.parametrize(

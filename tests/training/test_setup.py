@@ -7,9 +7,11 @@ import jax
 import numpy as np
 import pytest
 
+from pirl.config import override_config
 from pirl.data import load_robot, open_dataset
 from pirl.errors import ConfigError, DataError
 from pirl.interop import NormStats, save_policy
+from pirl.run_files import RunFiles
 from pirl.training.setup import agent_shapes, agent_sharding, create_agent, hold_out, set_up
 
 
@@ -86,6 +88,72 @@ def test_statistics_of_the_checkpoint_are_taken_by_name(configure, tmp_path):
         found = set_up(configure(**changes)).norm_stats
         assert list(found) == [name], "the policy is exported as its statistics were found"
         assert found[name]["state"].mean[0] == 3.0
+    # A run that goes on has its own, whatever has become of the checkpoint that it began with.
+    run = RunFiles(tmp_path / "run")
+    assert set_up(configure(**changes), resumed=run).norm_stats.keys() == {"tabletop_state"}
+    for step, mean in ((5, 6.0), (10, 7.0)):
+        save_policy(run.policies / str(step), policy, norm_stats={"own": statistics(mean)})
+    gone = dataclasses.replace(configure(**changes), checkpoint=str(tmp_path / "gone"))
+    assert set_up(gone, resumed=run).norm_stats["own"]["state"].mean[0] == 7.0
+
+
+@pytest.mark.usefixtures("toy")
+def test_only_critics_look_beyond_the_chunk(configure):
+    """What is not looked at is not read, decoded or sent to a device."""
+    for learner, looks in (("acrlpd", True), ("bc", False)):
+        setup = set_up(override_config(configure(), {"agent": {"learner": learner}}))
+        with setup.open_loader(None) as loader:
+            assert (next(loader).next_observations is not None) == looks
+
+
+@pytest.mark.usefixtures("toy")
+def test_statistics_of_relative_actions_are_not_applied_to_absolute_ones(configure, tmp_path):
+    import toy_learner
+
+    statistics = {
+        name: NormStats(np.zeros(width), np.ones(width)) for name, width in {"state": 8, "actions": 3}.items()
+    }
+    changes = {"data__norm_stats": "checkpoint", "checkpoint": str(tmp_path / "policy"), "from_scratch": False}
+
+    def set_up_after(**trained_with):
+        robot = dataclasses.replace(load_robot("tabletop_state"), name="trained", **trained_with)
+        policy, about = toy_learner.load(configure(), None), {"robot": robot.to_dict()}
+        save_policy(tmp_path / "policy", policy, norm_stats={"one": statistics}, metadata=about, overwrite=True)
+        return set_up(configure(**changes))
+
+    with pytest.raises(ConfigError, match=r"'trained', with delta = \(2, -1\); 'tabletop_state' has delta = \(\)"):
+        set_up_after(delta=(2, -1))
+    # Nothing is relative, in other words.
+    assert set_up_after(delta=(-3,)).norm_stats["one"]["state"] == statistics["state"]
+
+
+@pytest.mark.usefixtures("toy")
+def test_padding_of_the_statistics_is_not_taken_for_actions_of_the_robot(configure, tmp_path):
+    import toy_learner
+
+    def padded(width):
+        return NormStats(*(np.pad(np.ones(width), (0, 8 - width)) for _ in range(2)))
+
+    robot = dataclasses.replace(load_robot("tabletop_state"), name="open", state_dim=None, action_dim=None)
+    (tmp_path / "robot.json").write_text(json.dumps(robot.to_dict()))
+    policy = toy_learner.load(configure(), None)
+    save_policy(tmp_path / "policy", policy, norm_stats={"one": {"state": padded(8), "actions": padded(3)}})
+    setup = set_up(
+        configure(
+            data__repo_id=None,
+            data__norm_stats="checkpoint",
+            data__validation_fraction=0.0,
+            data__robot=str(tmp_path / "robot.json"),
+            validation_every=0,
+            checkpoint=str(tmp_path / "policy"),
+            from_scratch=False,
+            steps=0,
+            online__env_steps=40,
+            online__prior_ratio=0.0,
+        )
+    )
+    assert setup.config.model.action_dim == 8
+    assert setup.action_dim == 3
 
 
 @pytest.mark.usefixtures("toy")

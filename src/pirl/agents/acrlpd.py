@@ -177,14 +177,18 @@ class ACRLPDAgent:
         config, batch, usable = self.config, seen.batch, seen.batch.sequence_mask
         target = jax.lax.stop_gradient(self._target(seen))
         prefix = seen.prefix if config.critic_trains_encoder else jax.lax.stop_gradient(seen.prefix)
-        values = self._values(critics, prefix, batch.actions[:, None], seen.dropout_rng)[..., 0]
+        dropout = seen.draw.dropout if seen.drops_units else None
+        values = self._values(critics, prefix, batch.actions[:, None], dropout)[..., 0]
 
-        def mean(x: Array) -> Array:
+        def total(x: Array) -> Array:
             return jnp.sum(jnp.where(usable, x, 0.0)) / jnp.maximum(seen.totals.chunks, 1e-6)
 
-        loss = mean(optax.huber_loss(values, target[None], delta=config.huber_delta))
+        def mean(x: Array) -> Array:
+            return _unless_empty(seen.totals.chunks, total(x))
+
+        loss = total(optax.huber_loss(values, target[None], delta=config.huber_delta))
         return loss, {
-            "critic/loss": loss,
+            "critic/loss": _unless_empty(seen.totals.chunks, loss),
             "critic/q_mean": mean(jnp.mean(values, axis=0)),
             "critic/q_min": jnp.min(values, axis=0),
             "critic/q_max": jnp.max(values, axis=0),
@@ -194,11 +198,11 @@ class ACRLPDAgent:
             "data/valid_chunks": jnp.mean(usable),
         }
 
-    def _actor_loss(self, seen: Encoded) -> tuple[Float[Array, ""], Metrics]:
-        """Flow matching towards what the critics find good, as `actor_mode` says."""
+    def _actor_loss(self, seen: Encoded, shown: Float[Array, "b chunk"]) -> tuple[Float[Array, ""], Metrics]:
+        """Flow matching towards what the critics find good, as `actor_mode` says; `shown` are the losses on the data."""
         config, batch, steps = self.config, seen.batch, jnp.maximum(seen.totals.steps, 1.0)
         if config.actor_mode == "bc":
-            loss = jnp.sum(seen.flow_losses(batch.actions, batch.valid, self.real_action_dim)) / steps
+            loss = jnp.sum(shown) / steps
             return loss, {"actor/loss": loss}
         prefix = jax.lax.stop_gradient(seen.prefix)
         chunks = self._sample(seen.policy, prefix, seen.draw.noise)
@@ -211,22 +215,26 @@ class ACRLPDAgent:
         candidates = jnp.concatenate([batch.actions[:, None], chunks], axis=1)
         values = self._aggregate(self._values(self.critics.latest, prefix, candidates), seen.pair)
         advantages = jax.lax.stop_gradient(values[:, 0] - jnp.mean(values[:, 1:], axis=1))
-        weights = self.temperature.weigh(advantages)[:, None]
-        loss = jnp.sum(weights * seen.flow_losses(batch.actions, batch.valid, self.real_action_dim)) / steps
+        loss = jnp.sum(self.temperature.weigh(advantages)[:, None] * shown) / steps
         return loss, {"actor/loss": loss, "actor/advantage": advantages, **metrics}
 
-    def _bc_loss(self, seen: Encoded) -> tuple[Float[Array, ""], Metrics]:
+    def _bc_loss(self, seen: Encoded, shown: Float[Array, "b chunk"]) -> tuple[Float[Array, ""], Metrics]:
         """Plain flow matching on chunks of the data, by default on those of successful episodes."""
-        losses = seen.flow_losses(seen.batch.actions, seen.batch.valid, self.real_action_dim)
-        loss = jnp.sum(losses * self._cloned(seen.batch)[:, None]) / jnp.maximum(seen.totals.cloned_steps, 1e-6)
-        return loss, {"bc/loss": loss}
+        steps = seen.totals.cloned_steps
+        loss = jnp.sum(shown * self._cloned(seen.batch)[:, None]) / jnp.maximum(steps, 1e-6)
+        return loss, {"bc/loss": _unless_empty(steps, loss)}
+
+    def _shown_losses(self, seen: Encoded) -> Float[Array, "b chunk"]:
+        """What each step of the chunks in the data adds to the flow loss."""
+        return seen.flow_losses(seen.batch.actions, seen.batch.valid, self.real_action_dim)
 
     def _loss(self, seen: Encoded, critics: CriticParameters) -> tuple[Float[Array, ""], Metrics]:
         """The weighted sum of the three."""
         config = self.config
         critic_loss, critic_metrics = self._critic_loss(seen, critics)
-        actor_loss, actor_metrics = self._actor_loss(seen)
-        bc_loss, bc_metrics = self._bc_loss(seen) if config.bc_loss_weight else (0.0, {})
+        shown = self._shown_losses(seen)  # once, for both
+        actor_loss, actor_metrics = self._actor_loss(seen, shown)
+        bc_loss, bc_metrics = self._bc_loss(seen, shown) if config.bc_loss_weight else (0.0, {})
         loss = config.critic_weight * critic_loss + config.actor_weight * actor_loss + config.bc_loss_weight * bc_loss
         return loss, {"loss": loss, **critic_metrics, **actor_metrics, **bc_metrics}
 
@@ -289,7 +297,7 @@ class ACRLPDAgent:
         seen = self._encode(batch, draw, self._totals(batch), rng, self.learned.average, dropout=False)
         metrics = self._summarise(self._loss(seen, self.critics.latest)[1])
         if "bc/loss" not in metrics:
-            metrics |= self._bc_loss(seen)[1]
+            metrics |= self._bc_loss(seen, self._shown_losses(seen))[1]
         if "actor/action_mse" not in metrics:
             metrics["actor/action_mse"] = self._action_error(self._sample(seen.policy, seen.prefix, draw.noise), seen)
         return metrics
@@ -336,14 +344,16 @@ class ACRLPDAgent:
         self, batch: ChunkBatch, rng: PRNGKeyArray, parameters: Parameters | None = None
     ) -> tuple[Float[Array, ""], Metrics]:
         """Flow matching towards what the critics find good, as `actor_mode` says."""
-        loss, metrics = self._actor_loss(self.encode(batch, rng, parameters))
+        seen = self.encode(batch, rng, parameters)
+        loss, metrics = self._actor_loss(seen, self._shown_losses(seen))
         return loss, self._summarise(metrics)
 
     def compute_bc_loss(
         self, batch: ChunkBatch, rng: PRNGKeyArray, parameters: Parameters | None = None
     ) -> tuple[Float[Array, ""], Metrics]:
         """Plain flow matching on chunks of the data, by default on those of successful episodes."""
-        return self._bc_loss(self.encode(batch, rng, parameters))
+        seen = self.encode(batch, rng, parameters)
+        return self._bc_loss(seen, self._shown_losses(seen))
 
     def compute_loss(
         self,
@@ -392,12 +402,12 @@ class ACRLPDAgent:
         return jax.lax.stop_gradient(policy).sample(prefix, noise=noise, num_steps=self.config.denoising_steps)
 
     def _values(
-        self, critic: CriticParameters, prefix: Prefix, chunks: Array, dropout_rng: PRNGKeyArray | None = None
+        self, critic: CriticParameters, prefix: Prefix, chunks: Array, dropout_keys: Key[Array, " b"] | None = None
     ) -> Float[Array, "critics b n"]:
         """What the critics think of the first H steps of n chunks per observation."""
         steps = chunks[:, :, : self.config.horizon_length, : self.real_action_dim]
         return value_chunks(
-            critic, prefix.features, prefix.state, steps, dropout=self.config.critic.dropout, rng=dropout_rng
+            critic, prefix.features, prefix.state, steps, dropout=self.config.critic.dropout, keys=dropout_keys
         )
 
     def _aggregate(self, values: Float[Array, "critics *b"], pair: Int[Array, " 2"] | None) -> Float[Array, "*b"]:
@@ -409,3 +419,8 @@ class ACRLPDAgent:
         """The chunk of the highest value for each observation."""
         best = jnp.argmax(self._aggregate(self._values(critic, prefix, chunks), pair), axis=1)
         return jnp.take_along_axis(chunks, best[:, None, None, None], axis=1)[:, 0]
+
+
+def _unless_empty(count: Float[Array, ""], value: Float[Array, ""]) -> Float[Array, ""]:
+    """A metric of a batch; of one without anything to measure, NaN, which enters no mean."""
+    return jnp.where(count > 0, value, jnp.nan)

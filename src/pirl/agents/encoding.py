@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Bool, Float, Int, PRNGKeyArray
+from jaxtyping import Bool, Float, Int, Key, PRNGKeyArray
 
 from pirl.agents.base import draw_noise
 from pirl.agents.learning import FlowDraw, draw_flow
@@ -18,16 +18,18 @@ from pirl.models.types import Array
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Draw:
-    """What chance adds to a batch: for the flow loss, and the noise from which N chunks are drawn now and later."""
+    """What chance adds to a batch: for the flow loss, the noise of N chunks now and later, and what critics drop."""
 
     flow: FlowDraw
     next_observations: Observation
     noise: Float[Array, "b n horizon action_dim"]
     next_noise: Float[Array, "b n horizon action_dim"]
+    dropout: Key[Array, " b"]
 
 
 def draw_for(batch: ChunkBatch, model: Pi0Config, num_samples: int, rng: PRNGKeyArray, *, augment: bool) -> Draw:
     """Draw for the whole batch at once, so that cutting it up later changes nothing."""
+    assert batch.next_observations is not None, "critics look further than the chunk"
     later_rng, noise_rng = jax.random.split(jax.random.fold_in(rng, 4))
     noise = draw_noise(noise_rng, batch.actions.shape[0], (2 * num_samples, model.action_horizon, model.action_dim))
     return Draw(
@@ -35,6 +37,7 @@ def draw_for(batch: ChunkBatch, model: Pi0Config, num_samples: int, rng: PRNGKey
         next_observations=preprocess(batch.next_observations, model, later_rng if augment else None),
         noise=noise[:, :num_samples],
         next_noise=noise[:, num_samples:],
+        dropout=jax.random.split(jax.random.fold_in(rng, 5), batch.actions.shape[0]),
     )
 
 
@@ -71,7 +74,7 @@ class Encoded:
     prefix: Prefix
     next_prefix: Prefix
     pair: Int[Array, " 2"]  # the critics of subset_min in this update
-    dropout_rng: PRNGKeyArray | None  # none: no unit of a critic is dropped
+    drops_units: bool
 
     def flow_losses(
         self, actions: Float[Array, "b horizon action_dim"], valid: Bool[Array, "b horizon"], real_action_dim: int
@@ -88,7 +91,6 @@ def encode_batch(
 ) -> Encoded:
     """Both observations of every sample; gradients flow into the present one."""
     still = jax.lax.stop_gradient(policy)
-    pair_rng, dropout_rng = jax.random.split(jax.random.fold_in(rng, 3))
     return Encoded(
         batch=batch,
         draw=draw,
@@ -96,6 +98,6 @@ def encode_batch(
         policy=policy,
         prefix=policy.encode(draw.flow.observations),
         next_prefix=still.encode(draw.next_observations),
-        pair=jax.random.permutation(pair_rng, num_critics)[:2],
-        dropout_rng=dropout_rng if dropout else None,
+        pair=jax.random.permutation(jax.random.fold_in(rng, 3), num_critics)[:2],
+        drops_units=dropout,
     )

@@ -23,7 +23,8 @@ def show(*parts: Any) -> None:
     """Print tables and strings one below the other."""
     from rich.console import Console
 
-    console = Console(width=None if Console().is_terminal else 160, highlight=False, markup=False, emoji=False)
+    is_told = Console().is_terminal or "COLUMNS" in os.environ
+    console = Console(width=None if is_told else 160, highlight=False, markup=False, emoji=False)
     with console.capture() as text:
         console.print(*parts, sep="\n")
     print(text.get(), end="")

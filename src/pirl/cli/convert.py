@@ -163,18 +163,14 @@ class Convert(WithJson):
 
     def _config(self, checkpoint: "Checkpoint", *, required: bool) -> "Pi0Config | None":
         """The model, as the checkpoint or the command line says; the parameters have to fit it."""
-        from pirl.interop import check_fit, resolve_config
-        from pirl.models import expected_parameters, get_model_config
+        from pirl.interop import check_agreement, check_fit, resolve_config
+        from pirl.models import expected_parameters
 
-        named = None if self.model is None else get_model_config(self.model)
-        if named is not None and checkpoint.config is not None and named != checkpoint.config:
-            raise UserError(
-                f"the checkpoint describes its model in pirl.json, and that is not the preset {self.model!r}: "
-                "leave --model out."
-            )
-        config = named or (resolve_config(checkpoint) if required else checkpoint.config)
+        wanted = required or self.model is not None
+        config = resolve_config(checkpoint, self.model) if wanted else checkpoint.config
         if config is not None:
             check_fit(checkpoint, expected_parameters(config))
+            check_agreement(checkpoint.directory, checkpoint.config, config)
         return config
 
     # --- check ---------------------------------------------------------------------------------------------------

@@ -94,11 +94,11 @@ class Play(Acting):
         self.tell_what_runs_say()
         from pirl.envs.evaluation import Summary
         from pirl.envs.playing import play
-        from pirl.envs.registry import make_env
+        from pirl.envs.registry import make_env, with_render_size
         from pirl.envs.rollouts import make_starts
         from pirl.envs.video import write_films
 
-        config = self._with_picture_size(self.env_config())
+        config = with_render_size(self.env_config(), self.size)
         results, films = [], []
         with contextlib.closing(make_env(config)) as env:
             description = env.describe()
@@ -129,17 +129,6 @@ class Play(Acting):
             raise UserError(f"--render {self.render} does not fit --out {film}: its name should end in .{self.render}.")
         check_writable(film)
         return film
-
-    def _with_picture_size(self, config: "EnvConfig") -> "EnvConfig":
-        """Environments that draw pictures of any size are asked for the one wanted."""
-        from dataclasses import replace
-
-        from pirl.envs.registry import list_envs
-
-        for entry in list_envs():
-            if config.id in (entry.alias, entry.id) and any(option.name == "render_size" for option in entry.options):
-                return replace(config, options={"render_size": self.size, **config.options})
-        return config
 
 
 ENVS_COMMANDS: dict[str, Any] = {"list": ListEnvs, "show": ShowEnv, "play": Play}

@@ -16,6 +16,10 @@ from pirl.config.values import CHOICES, in_words, to_plain
 from pirl.envs.options import list_options
 from pirl.envs.registry import EnvConfig, find_env_class
 
+# Of the column with the options.
+_WIDTH = 40
+# Kinds that a value tells by itself.
+_SHOWN_BY_VALUE = ("a whole number", "a number", "true or false", "text", "a path")
 # Of an option: how it is given, what it takes, its value, what it is for.
 _Row = tuple[str, str, str, str]
 
@@ -24,7 +28,9 @@ def show_options(config: RLTrainConfig, program: str, command: Any) -> None:
     """Print all of them, those of the command and those of the configuration, group by group."""
     print(f"usage: {program} [PRESET] {command.needs} [OPTIONS]\n")
     print(f"{inspect.cleandoc(command.__doc__ or '')}\n")
-    print("Lists are given with commas between, or as [a, b]; nothing as none.")
+    print(
+        "Every option is shown with its value here. Lists are given with commas between, or as [a, b]; nothing as none."
+    )
     texts = _explanations(command)
     _show_group(
         f"the {'run' if command is Train else command.__name__.lower()}",
@@ -49,12 +55,13 @@ def _default(field: Any) -> str:
 
 
 def _show_group(title: str, rows: list[_Row]) -> None:
+    """The option with its value, and beside it what it is for and what it takes: two columns, for narrow terminals."""
     table = Table(show_header=False, box=None, pad_edge=False)
-    for width in (40, 18, 14):
-        table.add_column(min_width=width, overflow="fold")
+    table.add_column(width=_WIDTH, overflow="fold")
     table.add_column()
-    for row in rows:
-        table.add_row(*row)
+    for flag, takes, value, text in rows:
+        is_shown = not takes or (value and takes in _SHOWN_BY_VALUE)
+        table.add_row(f"{flag} {value}".rstrip(), " ".join(filter(None, (text, "" if is_shown else f"({takes})"))))
     show("", title, table)
 
 

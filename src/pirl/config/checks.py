@@ -60,7 +60,7 @@ def check_config(
     if not problems:  # what follows computes with them
         for look in (_phases, _rollouts, _model, _environment, _measurements, _trackers):
             problems += look(config)
-        if not resume or config.data.norm_stats == "checkpoint":
+        if not resume:
             problems += _start(config)
         problems += _devices(config, device_count, process_count)
     if problems:

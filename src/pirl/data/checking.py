@@ -12,6 +12,7 @@ import numpy as np
 from pirl.data.lerobot.columns import ParquetDamageError, is_numeric, open_picture, read_all_cells
 from pirl.data.lerobot.dataset import Dataset, scan_dataset
 from pirl.data.lerobot.layout import DEFAULT_COLUMNS, resolve_inside
+from pirl.data.lerobot.rows import by_episode
 from pirl.data.lerobot.video import VideoIndex, codec_name
 from pirl.data.outcomes import OutcomeConfig, try_outcomes
 from pirl.data.problems import BrokenDatasetError, Problem
@@ -97,7 +98,7 @@ def _check_values(
 ) -> Iterator[Problem]:
     """The first wrong value of each episode, and where it is."""
     wrong = wrong.reshape(len(values), -1)
-    for episode, rows in _by_episode(dataset, np.flatnonzero(wrong.any(axis=1))):
+    for episode, rows in by_episode(dataset.starts, np.flatnonzero(wrong.any(axis=1))):
         row, dimension = int(rows[0]), int(np.argmax(wrong[rows[0]]))
         frame = f"frame {row - dataset.starts[episode]}" + (f", dimension {dimension}" if values.ndim > 1 else "")
         more = f" (and {len(rows) - 1} more frames)" if len(rows) > 1 else ""
@@ -117,7 +118,7 @@ def _check_time(dataset: Dataset) -> Iterator[Problem]:
     time = columns["timestamp"].astype(np.float64)
     inside = np.ones(len(time), bool)
     inside[dataset.starts[:-1]] = False
-    for episode, rows in _by_episode(dataset, np.flatnonzero(inside & (np.diff(time, prepend=-np.inf) <= 0))):
+    for episode, rows in by_episode(dataset.starts, np.flatnonzero(inside & (np.diff(time, prepend=-np.inf) <= 0))):
         frame = int(rows[0] - dataset.starts[episode])
         value = f"{time[rows[0]]:.6g} s after {time[rows[0] - 1]:.6g} s"
         number = int(dataset.episode_ids[episode])
@@ -133,17 +134,23 @@ def _check_time(dataset: Dataset) -> Iterator[Problem]:
 
 
 def _check_camera(dataset: Dataset, camera: str, decode: bool) -> Iterator[Problem]:
-    in_parquet = camera in dataset.rows.column_names
+    in_parquet, declared = camera in dataset.rows.column_names, dataset.info.features[camera].dtype
     if in_parquet:
+        if declared == "video":
+            yield Problem(
+                "info.json says video; its pictures are in the data and read from there", "note", column=camera
+            )
         yield from _check_pictures(dataset, camera)
-    elif dataset.info.features[camera].dtype == "image":
-        yield Problem("this camera is declared in info.json, but its pictures are not in the data", column=camera)
-        return
     else:
         segments, problems = dataset.segments(camera)
-        if all(segment is None for segment in segments) and not any(
-            "frames" in problem.message for problem in problems
-        ):
+        found = any(segment is not None for segment in segments)
+        if declared == "image":
+            if not found:
+                message = "this camera is declared in info.json, but its pictures are not in the data"
+                yield Problem(message, column=camera)
+                return
+            yield Problem("info.json says image; its frames are in videos and read from there", "note", column=camera)
+        elif not found and not any("frames" in problem.message for problem in problems):
             yield Problem("this camera is declared in info.json, but none of its videos can be read", column=camera)
         yield from problems
         videos = {segment.video.path: segment.video for segment in segments if segment is not None}
@@ -265,10 +272,3 @@ def _flat_names(names: Any) -> list[str]:
 def _file_of(dataset: Dataset, row: int) -> str:
     rows = dataset.rows
     return rows.files[int(np.searchsorted(rows.file_starts, rows.order[row], side="right")) - 1]
-
-
-def _by_episode(dataset: Dataset, rows: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
-    """Rows grouped by the position of their episode."""
-    episodes = np.searchsorted(dataset.starts, rows, side="right") - 1
-    for episode in np.unique(episodes):
-        yield int(episode), rows[episodes == episode]

@@ -71,7 +71,7 @@ class ChunkBatch:
     rewards             of the H steps; 0 past the end
     terminals           whether the step truly ended the task; never at a time-out
     masks               whether no terminal has been reached up to and including the step
-    next_observations   H steps later, or the last frame of the episode
+    next_observations   H steps later, or the last frame of the episode; none for learners that look no further
     next_terminal       whether the chunk contains a terminal
     sequence_mask       whether the critic may use the sample: it ends in an observation or in a terminal
     success             whether the episode is known to have succeeded
@@ -83,7 +83,7 @@ class ChunkBatch:
     rewards: Float[Array, "b horizon"]
     terminals: Bool[Array, "b horizon"]
     masks: Bool[Array, "b horizon"]
-    next_observations: Observation
+    next_observations: Observation | None
     next_terminal: Bool[Array, " b"]
     sequence_mask: Bool[Array, " b"]
     success: Bool[Array, " b"]
@@ -91,10 +91,14 @@ class ChunkBatch:
 
 @dataclass(frozen=True)
 class ChunkShape:
-    """How far a sample reaches: `horizon` steps of reward, and `actions` steps of action (as many, if not given)."""
+    """How far a sample reaches: `horizon` steps of reward, and `actions` steps of action (as many, if not given).
+
+    `sees_next`: whether it has the observation after those steps, which costs as much to read as the present one.
+    """
 
     horizon: int
     actions: int | None = None
+    sees_next: bool = True
 
     def __post_init__(self) -> None:
         if self.horizon < 1 or self.chunk < self.horizon:
@@ -124,15 +128,17 @@ def cut_chunks(
     masks = ~np.logical_or.accumulate(terminals, axis=1)
     next_terminal = terminals.any(axis=1)
     next_rows = np.minimum(anchors + horizon, ends - 1)
-    now, later = _observe(trajectories, anchors, next_rows, policy_io)
+    # Both in one go, where there are two.
+    seen = _observe(trajectories, np.concatenate([anchors, next_rows]) if shape.sees_next else anchors, policy_io)
+    count = len(anchors)
     arrays: dict[str, Any] = dict(
-        observations=now,
+        observations=jax.tree.map(lambda x: x[:count], seen),
         actions=policy_io.actions(trajectories.actions[rows], trajectories.states[anchors]),
         valid=valid,
         rewards=rewards,
         terminals=terminals,
         masks=masks,
-        next_observations=later,
+        next_observations=jax.tree.map(lambda x: x[count:], seen) if shape.sees_next else None,
         next_terminal=next_terminal,
         sequence_mask=next_terminal | (anchors + horizon < ends),
         success=trajectories.success[episodes] == 1,
@@ -140,16 +146,8 @@ def cut_chunks(
     return ChunkBatch(**arrays)
 
 
-def _observe(
-    trajectories: Trajectories,
-    anchors: Int64[np.ndarray, " b"],
-    next_rows: Int64[np.ndarray, " b"],
-    policy_io: PolicyIO,
-) -> tuple[Observation, Observation]:
-    """Both observations of each sample, prepared in one go."""
-    rows = np.concatenate([anchors, next_rows])
+def _observe(trajectories: Trajectories, rows: Int64[np.ndarray, " b"], policy_io: PolicyIO) -> Observation:
+    """The observations of some rows, prepared for the model."""
     images = {slot: frames.gather(rows) for slot, frames in trajectories.frames.items()}
     prompts = [trajectories.prompts[prompt] for prompt in trajectories.prompt_of_row[rows].tolist()]
-    both = policy_io.observation(images, trajectories.states[rows], prompts)
-    count = len(anchors)
-    return jax.tree.map(lambda x: x[:count], both), jax.tree.map(lambda x: x[count:], both)
+    return policy_io.observation(images, trajectories.states[rows], prompts)

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -42,10 +43,23 @@ class Evidence:
             return self.listed[episode], at
         return None if marks is None else bool(marked.any()), at
 
+    @cached_property
+    def has_only_zeros(self) -> bool:
+        """Whether the rewards are 0 throughout: a recorder's placeholder, as far as anybody can tell."""
+        return self.reward is not None and not self.reward.any()
+
+    def has_label_reward(self, episode: int) -> bool:
+        """Whether somebody said what the episode is worth."""
+        label = self.labels.get(episode)
+        return label is not None and label.reward is not None
+
     def is_rewarded(self, episode: int) -> bool:
         """Whether there is a reward to take as it is."""
-        label = self.labels.get(episode)
-        return self.reward is not None or (label is not None and label.reward is not None)
+        return self.reward is not None or self.has_label_reward(episode)
+
+    def may_know_more(self, episode: int) -> bool:
+        """Whether there are rewards that may tell of success, even if not in a way that is understood."""
+        return (self.reward is not None and not self.has_only_zeros) or self.has_label_reward(episode)
 
     def truncated(self, episode: int, last: int) -> bool | None:
         """Whether an episode was cut off rather than ended, where that is told."""
@@ -116,6 +130,8 @@ def _success_in_rewards(
     rewards: np.ndarray, starts: Int64[np.ndarray, " episodes_plus_one"]
 ) -> dict[int, Bool[np.ndarray, " steps"]]:
     """The frames that rewards mark as a success, by episode; only of those whose rewards are of a kind that does."""
+    if not rewards.any():
+        return {}  # a placeholder looks the same as nothing but failures
     episodes = dict(enumerate(np.split(rewards, starts[1:-1])))
     values = set(np.unique(rewards).tolist())
     if values <= {0, 1} or (1 in values and values <= {-1, 0, 1}):

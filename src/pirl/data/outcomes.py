@@ -2,7 +2,8 @@
 
 Success of an episode, from the first of these that says something: a label (`pirl data label`); the success column;
 a success field in the episode metadata; rewards that are 1 at success or a cost of every step until then; and, only if
-asked, that a demonstration without any of these, and without rewards, succeeded.
+asked, that a demonstration without any of these, and without rewards, succeeded. Rewards that are 0 throughout the
+dataset are a placeholder: they say nothing.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,6 +19,7 @@ from pirl.data.problems import BrokenDatasetError, Problem
 from pirl.errors import ConfigError
 
 _WITHOUT_REWARDS = ": label them (pirl data label) or, for plain demonstrations, set unlabelled to success"
+_WITH_ZEROS = f", and the rewards are 0 throughout the dataset, as if nobody had filled them in{_WITHOUT_REWARDS}"
 _WITH_REWARDS = (
     ", nor do the rewards: label them (pirl data label), set success_column to the column that tells, or set reward to "
     "raw, which takes the rewards as they are"
@@ -33,7 +35,7 @@ class OutcomeConfig:
     `failures`: whether an unsuccessful episode truly ended (`terminal`) or ran out of time (`timeout`), where the data
     does not tell. `auto` is `timeout` for `step_penalty`, which would otherwise prefer to fail early, else `terminal`.
     `unlabelled`: what to make of episodes that say nothing about success. Where there are rewards that cannot be
-    understood, nothing is taken for a success: they may well tell failures.
+    understood, nothing is taken for a success: they may well tell failures. Rewards of 0 throughout are as none.
     """
 
     reward: Literal["sparse", "step_penalty", "raw"] = "sparse"
@@ -112,10 +114,9 @@ class _Ending:
 def _find_ending(episode: _Episode, evidence: Evidence, config: OutcomeConfig) -> _Ending | None:
     """How an episode ended, or nothing where it should say and does not."""
     success, at = evidence.success(episode.position, episode.first, episode.last)
-    rewarded = evidence.is_rewarded(episode.position)
-    if success is None and config.unlabelled == "success" and not rewarded:
+    if success is None and config.unlabelled == "success" and not evidence.may_know_more(episode.position):
         success, at = True, episode.last - 1
-    if success is None and not (config.reward == "raw" and rewarded):
+    if success is None and not (config.reward == "raw" and evidence.is_rewarded(episode.position)):
         return None
     if success:
         return _Ending(True, at + 1, terminal=True)
@@ -142,8 +143,9 @@ def _early_marks(told: Mapping[_Episode, _Ending], evidence: Evidence) -> Iterat
 
 def _silences(silent: Sequence[_Episode], evidence: Evidence) -> Iterator[Problem]:
     """Episodes that say nothing, with what to do about them."""
-    for advice, rewarded in ((_WITHOUT_REWARDS, False), (_WITH_REWARDS, True)):
-        numbers = [each.number for each in silent if evidence.is_rewarded(each.position) == rewarded]
+    without = _WITH_ZEROS if evidence.has_only_zeros else _WITHOUT_REWARDS
+    for advice, knowing in ((without, False), (_WITH_REWARDS, True)):
+        numbers = [each.number for each in silent if evidence.may_know_more(each.position) == knowing]
         if numbers:
             shown = ", ".join(map(str, numbers[:10])) + (f" and {len(numbers) - 10} more" if len(numbers) > 10 else "")
             plural = "episodes say" if len(numbers) > 1 else "episode says"
@@ -154,7 +156,7 @@ def _lay_out(told: Mapping[_Episode, _Ending], evidence: Evidence, config: Outco
     """What is known of all episodes, by row and by episode."""
     rows = max((episode.last for episode in told), default=0)
     rewards, terminals = np.zeros(rows, np.float32), np.zeros(rows, bool)
-    notes = []
+    notes = list(_placeholders(told, evidence))
     for episode, ending in told.items():
         terminals[ending.end - 1] = ending.terminal
         rewards[episode.first : ending.end] = _rewards(episode, ending, evidence, config)
@@ -164,6 +166,16 @@ def _lay_out(told: Mapping[_Episode, _Ending], evidence: Evidence, config: Outco
     ends = np.array([ending.end for ending in told.values()], np.int64)
     success = np.array([-1 if ending.success is None else int(ending.success) for ending in told.values()], np.int8)
     return Outcomes(rewards, terminals, ends, success, notes)
+
+
+def _placeholders(told: Mapping[_Episode, _Ending], evidence: Evidence) -> Iterator[Problem]:
+    """Rewards that were passed over, and what the episodes were taken for without them."""
+    silent = [each for each in told if evidence.success(each.position, each.first, each.last)[0] is None]
+    if silent and evidence.has_only_zeros:
+        successes = sum(told[episode].success is not None for episode in silent)
+        taken = "taken as it is" if not successes else f"episodes that are taken for successes: {successes}"
+        message = f"is 0 throughout, which says nothing about success; {taken}"
+        yield Problem(message, "note", column=evidence.names["reward"])
 
 
 def _rewards(

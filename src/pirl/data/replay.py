@@ -166,10 +166,15 @@ class ReplayBuffer:
                     "the state to go back to: it was used by a later run, or files were removed."
                 )
             self._hold(list(wanted.values()))
+            before = [file for serial, file in files.items() if serial < state["oldest"]]
             with writing(self._directory):
-                for serial in files.keys() - wanted.keys():
-                    delete_episode(files[serial])
-            self._next_serial, self._states = state["next"], [dict(state)]
+                for serial, file in files.items():
+                    if serial >= state["next"]:
+                        delete_episode(file)
+            # What made room before may belong to the state before this one, which is still there.
+            self._retired = before + self._retired
+            older = {**state, "oldest": min(files, default=state["oldest"])}
+            self._next_serial, self._states = state["next"], [older, dict(state)]
 
     def _check(self, episode: Episode) -> None:
         """Raise if an episode is not sound, or does not fit this buffer."""
@@ -192,10 +197,11 @@ class ReplayBuffer:
 
     def _hold(self, files: Sequence[Path]) -> None:
         """Hold the newest of these episodes that there is room for; the others have made room."""
+        known = {stored.file: stored for stored in self._episodes}
         held: list[StoredEpisode] = []
         frames = 0
         for file in reversed(files):
-            stored = StoredEpisode.read(file, self._io, self._in_memory)
+            stored = known.get(file) or StoredEpisode.read(file, self._io, self._in_memory)
             frames += len(stored)
             if frames > self._capacity:
                 break

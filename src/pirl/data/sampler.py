@@ -1,8 +1,10 @@
 """Which chunks come next: a pure function of seed and step, so that a few bytes resume it exactly, on any host."""
 
+import hashlib
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
+from functools import cached_property
 from typing import Any, Protocol, runtime_checkable
 
 import jax
@@ -12,6 +14,9 @@ from jaxtyping import Float, Int64
 from pirl.data.chunks import ChunkBatch, ChunkShape, Trajectories, cut_chunks
 from pirl.data.policy_io import PolicyIO
 from pirl.errors import ConfigError, DataError
+
+# Numbers by which states of before told a dataset: its ratio (two), its seed, and the number of its anchors.
+_ONCE_TOLD = 4
 
 
 class AnchorStream:
@@ -49,6 +54,18 @@ class AnchorStream:
         self._uniform = len(np.unique(weights[np.concatenate(self._rows)])) == 1
         self._pool_size = episodes_per_memory_pool or len(self._rows)
         self._orders: OrderedDict[int, tuple[np.ndarray, np.ndarray]] = OrderedDict()
+
+    @cached_property
+    def identity(self) -> list[int]:
+        """What its order follows from: seed, number of anchors, episodes in a pool, and a digest of rows and weights."""
+        digest = hashlib.blake2b(digest_size=6)  # a number of that size is exact in any JSON
+        rows = np.concatenate(self._rows)
+        for array in (np.array([len(episode) for episode in self._rows]), rows):
+            digest.update(array.astype("<i8").tobytes())
+        if not self._uniform:
+            # In float32: another machine may round the last bit otherwise.
+            digest.update(self._weights[rows].astype("<f4").tobytes())
+        return [self.seed, self.size, min(self._pool_size, len(self._rows)), int.from_bytes(digest.digest(), "big")]
 
     def take(self, position: int, count: int) -> Int64[np.ndarray, " count"]:
         """Anchors number position, …, position + count - 1 of the stream."""
@@ -125,8 +142,8 @@ class DatasetSource:
         return cut_chunks(self.trajectories, self.stream.take(position, count), shape, self.policy_io)
 
     def identity(self) -> list[int]:
-        """The seed of its order and the number of its anchors."""
-        return [self.stream.seed, self.stream.size]
+        """That of its stream."""
+        return self.stream.identity
 
 
 class ChunkSampler:
@@ -200,7 +217,7 @@ class ChunkSampler:
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go on from a saved state."""
         for key, now in self._identity().items():
-            if state.get(key) != now:
+            if state.get(key) != now and not (key == "sources" and _is_as_once_told(state.get(key), now)):
                 raise ConfigError(
                     f"the sampler was saved with {key} = {state.get(key)} and cannot go on with {now}: its samples would "
                     "come in another order."
@@ -213,3 +230,8 @@ class ChunkSampler:
             "batch_size": self.batch_size,
             "sources": [numbers + source.identity() for numbers, source in zip(sources, self._sources, strict=True)],
         }
+
+
+def _is_as_once_told(saved: Any, now: list[list[int]]) -> bool:
+    """Whether a state of an earlier version, which told less of its sources, agrees with these as far as it tells."""
+    return isinstance(saved, list) and saved == [source[:_ONCE_TOLD] for source in now]

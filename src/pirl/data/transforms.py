@@ -263,7 +263,8 @@ class PadToWidth:
             given, dim = values.shape[-1], self._dims()[key]
             if dim is not None and given != dim:
                 raise DataError(
-                    f"{key} has {given} dimensions instead of {dim}, which the robot, or its statistics, say it has."
+                    f"{key} has {given} dimensions instead of {dim}, which the robot, or its statistics, say it has. "
+                    "Where the last dimensions are always 0, give the robot its state_dim and action_dim."
                 )
             self._check_fits(key, given)
             result[key] = np.pad(values, [(0, 0)] * (values.ndim - 1) + [(0, self.width - given)])

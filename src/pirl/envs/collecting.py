@@ -129,25 +129,21 @@ def collect(
         codec=dataset_format.codec,
         resume=resume,
     ) as writer:
-        done, lines = len(log.episodes), [_line(episode) for episode in log.episodes]
+        done, journal = len(log.episodes), _Journal(root, log)
         enough = math.inf if env_steps is None else env_steps
-        starts = starts[done:] if log.frames < enough else ()
+        starts = starts[done:] if journal.frames < enough else ()
         rollouts = roll_out(pool, actor, starts, execute_steps=execute_steps, keep_images=True)
         for rollout in _in_order(rollouts):
             result = EpisodeResult.of(rollout, index=done + rollout.index)
-            log = CollectionLog(log.settings, (*log.episodes, result))
             # Before the episode itself: an entry too many is seen by counting the episodes, one too few would be lost.
-            lines.append(_line(result))
-            _write_log(root, log, lines)
+            journal.add(result)
             if result.lost is None:
                 writer.write_episode(episode_columns(rollout, pool.description), task=rollout.prompt)
             if on_episode is not None:
                 on_episode(result)
-            if log.frames >= enough:
+            if journal.frames >= enough:
                 break  # what is under way is left behind: the dataset does not depend on who was faster
-    log = CollectionLog(log.settings, log.episodes, complete=True)
-    _write_log(root, log, lines)
-    return log
+    return journal.complete()
 
 
 def collected_features(description: EnvDescription, dataset_format: DatasetFormat) -> dict[str, dict[str, Any]]:
@@ -186,16 +182,36 @@ def episode_columns(rollout: Rollout, description: EnvDescription) -> dict[str, 
     }
 
 
-def _line(episode: EpisodeResult) -> str:
-    return json.dumps(asdict(episode))
+class _Journal:
+    """Keeps the log: a line for each episode, kept as text, since the file is replaced in one step for each of them."""
+
+    def __init__(self, root: Path, log: CollectionLog) -> None:
+        self.frames = log.frames
+        self._root, self._settings = root, log.settings
+        self._episodes = list(log.episodes)
+        self._lines = bytearray(b",\n  ".join(map(_line, log.episodes)))
+
+    def add(self, episode: EpisodeResult) -> None:
+        """Write that an episode was collected, or lost."""
+        self._lines += (b",\n  " if self._episodes else b"") + _line(episode)
+        self._episodes.append(episode)
+        self.frames += episode.length if episode.lost is None else 0
+        self._write(complete=False)
+
+    def complete(self) -> CollectionLog:
+        """Write that nothing is missing."""
+        self._write(complete=True)
+        return CollectionLog(self._settings, tuple(self._episodes), complete=True)
+
+    def _write(self, complete: bool) -> None:
+        head = json.dumps({"settings": self._settings, "versions": versions(), "complete": complete}, indent=1)
+        content = b"".join((head[:-2].encode(), b',\n "episodes": [\n  ', self._lines, b"\n ]\n}\n"))
+        with writing("the log of the collection", self._root, "Make room, and resume."):
+            write_file(self._root / LOG_FILE, content)
 
 
-def _write_log(root: Path, log: CollectionLog, lines: Sequence[str]) -> None:
-    """Replace the log in one step, a line for every episode: it is written once for each of them."""
-    head = json.dumps({"settings": log.settings, "versions": versions(), "complete": log.complete}, indent=1)
-    body = ",\n  ".join(lines)
-    with writing("the log of the collection", root, "Make room, and resume."):
-        write_file(root / LOG_FILE, f'{head[:-2]},\n "episodes": [\n  {body}\n ]\n}}\n')
+def _line(episode: EpisodeResult) -> bytes:
+    return json.dumps(asdict(episode)).encode()
 
 
 def _in_order(rollouts: Iterator[Rollout]) -> Iterator[Rollout]:

@@ -15,6 +15,7 @@ from jaxtyping import Float, Float32, Key, PRNGKeyArray, UInt32
 from pirl.data.indicators import indicate
 from pirl.data.policy_io import PolicyIO
 from pirl.data.robots import Robot, load_robot
+from pirl.data.transforms import make_mask
 from pirl.envs.base import EnvDescription, EnvObservation
 from pirl.errors import CheckpointError, ConfigError, did_you_mean
 from pirl.interop import Checkpoint, NormStats, load_policy, open_checkpoint, resolve_config
@@ -229,7 +230,28 @@ def check_policy(
         if statistics is not None:
             if key not in statistics:
                 raise ConfigError(f"the policy has no statistics of {key!r}, only of {', '.join(statistics)}.")
-            _check_width(key, _real_width(statistics[key], given[key]), "the policy's statistics", given[key], name)
+            stats = statistics[key]
+            claimed = min(max(given[key], stats.unpadded_width), len(stats.mean))
+            _check_width(key, claimed, "the policy's statistics", given[key], name)
+
+
+def check_same_actions(checkpoint: Checkpoint, robot: Robot) -> None:
+    """Raise if a checkpoint's statistics are of numbers that its own robot takes in another way than this one does."""
+    own = _own_robot(checkpoint)
+    if own is None:
+        return
+    for name, same in (("adapt", own.adapt == robot.adapt), ("delta", _relative(own) == _relative(robot))):
+        if not same:
+            raise ConfigError(
+                f"the statistics of {checkpoint.directory} are of the robot {own.name!r}, with {name} = "
+                f"{getattr(own, name)!r}; {robot.name!r} has {name} = {getattr(robot, name)!r}, so its numbers mean "
+                "something else: describe the robot alike, or take the dataset's statistics (--data.norm-stats dataset)."
+            )
+
+
+def _relative(robot: Robot) -> list[int]:
+    """The actions that are relative to the state."""
+    return [dimension for dimension, is_relative in enumerate(make_mask(*robot.delta)) if is_relative]
 
 
 def _check_width(key: str, claimed: int | None, who: str, given: int, env: str) -> None:
@@ -238,12 +260,6 @@ def _check_width(key: str, claimed: int | None, who: str, given: int, env: str) 
             f"{key} has {claimed} dimensions according to {who}; in {env} there are {given}: the policy was trained "
             "for another robot."
         )
-
-
-def _real_width(stats: NormStats, wanted: int) -> int:
-    """How many dimensions statistics are of: padding behind them has mean and deviation 0."""
-    is_padded = not np.any(stats.mean[wanted:]) and not np.any(stats.std[wanted:])
-    return wanted if len(stats.mean) > wanted and is_padded else len(stats.mean)
 
 
 def _visible(robot: Robot, config: Pi0Config) -> Robot:

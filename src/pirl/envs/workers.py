@@ -7,6 +7,7 @@ import signal
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Iterator, Sequence
 from multiprocessing import connection as pipes
 from multiprocessing import resource_tracker
@@ -18,7 +19,7 @@ from pirl.envs.pools import Lost
 from pirl.envs.registry import EnvConfig, make_env
 from pirl.envs.stepping import Stepper
 from pirl.envs.watched_pool import LEAVING_TIMEOUT, Answer, Ready, WatchedPool, Worker, explain
-from pirl.processes import exit_in_words
+from pirl.processes import exit_in_words, is_alive
 
 # How often workers look whether the parent is still there.
 _PARENT_CHECK_INTERVAL = 0.5
@@ -47,7 +48,10 @@ def _receive_request(connection: Connection) -> Any:
 
 def _serve(connection: Connection, config: EnvConfig, parent: int) -> None:
     """Make the environment, then answer requests until told to leave (None), a failure, or the end of the parent."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent decides what ends
+    os.setsid()  # a group of its own, which what the environment starts belongs to, and ends with
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # whoever sends it: the parent decides what ends
+    # For the parent it is a daemon; as one, it might not start processes itself.
+    multiprocessing.current_process().daemon = False
     threading.Thread(target=_leave_with, args=(parent,), daemon=True).start()
     os.dup2(2, 1)  # standard output belongs to the parent, and simulators talk
     sys.stdout = sys.stderr
@@ -66,10 +70,10 @@ def _serve(connection: Connection, config: EnvConfig, parent: int) -> None:
 
 
 def _leave_with(parent: int) -> None:
-    """End the process, whatever it is doing, when its parent is gone."""
+    """End the process, whatever it is doing, and all that it has started, when its parent is gone."""
     while os.getppid() == parent:
         time.sleep(_PARENT_CHECK_INTERVAL)
-    os._exit(1)
+    os.killpg(os.getpid(), signal.SIGKILL)
 
 
 # --- in the parent ---------------------------------------------------------------------------------------------------
@@ -81,6 +85,8 @@ class _Process(Worker):
     def __init__(self, process: BaseProcess, connection: Connection) -> None:
         super().__init__()
         self.process, self.connection = process, connection
+        # Also where nobody closes the pool: by itself, multiprocessing would end the process, but not what it started.
+        self._kill = weakref.finalize(self, _kill_group, process, os.getpid())
 
     def ask(self, method: Literal["start", "execute"], *arguments: Any) -> None:
         self.send((method, arguments))
@@ -105,8 +111,20 @@ class _Process(Worker):
 
     def end(self) -> None:
         self.connection.close()
-        self.process.kill()
+        self._kill()
         self.process.join()
+
+
+def _kill_group(process: BaseProcess, owner: int) -> None:
+    """End a worker and all that it has started, which may outlive it."""
+    if process.pid is None or os.getpid() != owner:
+        return  # a fork of the owner ends nothing
+    if process.exitcode is None:
+        process.kill()  # it may not have got as far as a group of its own
+    elif is_alive(process.pid):
+        return  # nobody of the group is left: the number is somebody else's by now
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)
 
 
 class ProcessPool(WatchedPool[_Process]):

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 from pirl.lazy import lazy_names
 
 if TYPE_CHECKING:
+    from pirl.interop.agreement import check_agreement
     from pirl.interop.comparing import Difference, check_values, compare
     from pirl.interop.norm_stats import NormStats, read_norm_stats, write_norm_stats
     from pirl.interop.reading import Checkpoint, check_fit, load_policy, open_checkpoint, resolve_config
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
 __getattr__, __dir__, __all__ = lazy_names(
     __name__,
     {
+        "agreement": ("check_agreement",),
         "comparing": (
             "Difference",
             "check_values",

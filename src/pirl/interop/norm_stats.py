@@ -28,6 +28,16 @@ class NormStats:
     def __eq__(self, other: object) -> bool:
         return isinstance(other, NormStats) and self.to_json() == other.to_json()
 
+    @property
+    def unpadded_width(self) -> int:
+        """How many dimensions they are of: those that OpenPI pads with have mean and deviation 0."""
+        varying = np.flatnonzero((self.mean != 0) | (self.std != 0))
+        return int(varying[-1]) + 1 if len(varying) else len(self.mean)
+
+    def width_in(self, model_width: int) -> int:
+        """The robot's width, as far as they tell it. Only what is as wide as the model can have been padded for it."""
+        return self.unpadded_width if len(self.mean) >= model_width else len(self.mean)
+
     def to_json(self) -> dict[str, list[float] | None]:
         """As it stands in the file."""
         fields = {"mean": self.mean, "std": self.std, "q01": self.q01, "q99": self.q99}

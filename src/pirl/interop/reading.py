@@ -22,6 +22,7 @@ import orbax.checkpoint as ocp
 import tensorstore
 
 from pirl.errors import CheckpointError, ConfigError, in_one_line
+from pirl.interop.agreement import check_agreement
 from pirl.interop.norm_stats import FILE_NAME, NormStats, read_norm_stats
 from pirl.models.config import Pi0Config, get_model_config, list_model_configs
 from pirl.models.lora import init_lora
@@ -160,12 +161,14 @@ def load_policy(
     param_dtype: Any = None,
     sharding: LeafSharding | None = None,
     fresh_lora: jax.Array | None = None,
+    to_learn: bool = False,
 ) -> Pi0:
     """Load a checkpoint into a policy. Every key must fit: what is missing, extra or of another shape is named.
 
     `config` (a configuration or the name of a preset) may be left out where the checkpoint describes itself. Parameters
     keep the dtype they were saved with unless `param_dtype` is given. `fresh_lora` is a random key that allows a
-    checkpoint without LoRA to start a LoRA policy: its low-rank weights are drawn from it.
+    checkpoint without LoRA to start a LoRA policy: its low-rank weights are drawn from it. A policy that is `to_learn`
+    may have other prompts than the one that was saved; see `check_agreement`.
     """
     checkpoint = open_checkpoint(path)
     config = resolve_config(checkpoint, config)
@@ -173,6 +176,7 @@ def load_policy(
     absent = {name: leaf for name, leaf in expected.items() if "lora" in name and name not in checkpoint.leaves}
     drawn = {} if fresh_lora is None else absent
     check_fit(checkpoint, {name: leaf for name, leaf in expected.items() if name not in drawn})
+    check_agreement(checkpoint.directory, checkpoint.config, config, to_learn=to_learn)
     dtypes = {} if param_dtype is None else dict.fromkeys(expected, jnp.dtype(param_dtype))
     arrays = checkpoint.read(dtypes=dtypes, sharding=sharding)
     for index, (name, leaf) in enumerate(sorted(drawn.items())):

@@ -1,5 +1,6 @@
 """The critic ensemble: K networks that value an action chunk in the policy's own view of an observation."""
 
+import functools
 import itertools
 from dataclasses import dataclass
 from typing import Any
@@ -7,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Float, PRNGKeyArray
+from jaxtyping import Bool, Float, Key, PRNGKeyArray
 
 from pirl.errors import ConfigError
 from pirl.models.types import Array
@@ -70,18 +71,17 @@ def value_chunks(
     actions: Float[Array, "b n horizon action_dim"],
     *,
     dropout: float = 0.0,
-    rng: PRNGKeyArray | None = None,
+    keys: Key[Array, " b"] | None = None,
 ) -> Float[Array, "critics b n"]:
-    """What every critic thinks of n chunks per observation. Units are dropped only if an `rng` is given."""
+    """What every critic thinks of n chunks per observation. Units are dropped only if there is a key for each of them."""
     # Features come on whatever scale the language model has; actions and state are normalised already.
     observation = jnp.concatenate([_normalise(features.astype(jnp.float32)), state], axis=-1)
     chunks = actions.reshape(*actions.shape[:2], -1)
-    if rng is None or dropout == 0.0:
+    if keys is None or dropout == 0.0:
         return jax.vmap(lambda critic: _value(critic, observation, chunks, 0.0, None))(parameters)
     count = jax.tree.leaves(parameters)[0].shape[0]
-    return jax.vmap(lambda critic, key: _value(critic, observation, chunks, dropout, key))(
-        parameters, jax.random.split(rng, count)
-    )
+    own_keys = jax.vmap(lambda key: jax.random.split(key, count), out_axes=1)(keys)
+    return jax.vmap(lambda critic, keys: _value(critic, observation, chunks, dropout, keys))(parameters, own_keys)
 
 
 def _value(
@@ -89,7 +89,7 @@ def _value(
     observation: Float[Array, "b d"],
     chunks: Float[Array, "b n a"],
     dropout: float,
-    rng: PRNGKeyArray | None,
+    keys: Key[Array, " b"] | None,
 ) -> Float[Array, "b n"]:
     first, *others = [critic[f"layer_{number}"] for number in range(len(critic))]
     # The first layer sees observation and chunk side by side; the observation's part is the same for all n chunks.
@@ -99,11 +99,15 @@ def _value(
         if "norm_scale" in layer:
             hidden = _normalise(hidden) * layer["norm_scale"] + layer["norm_bias"]
         hidden = jax.nn.gelu(hidden)
-        if rng is not None:
-            keep = jax.random.bernoulli(jax.random.fold_in(rng, number), 1 - dropout, hidden.shape)
+        if keys is not None:
+            keep = jax.vmap(functools.partial(_keep, number, dropout, hidden.shape[1:]))(keys)
             hidden = jnp.where(keep, hidden / (1 - dropout), 0.0)
         hidden = hidden @ following["kernel"] + following["bias"]
     return hidden[..., 0]
+
+
+def _keep(layer: int, dropout: float, shape: tuple[int, ...], key: PRNGKeyArray) -> Bool[Array, "n units"]:
+    return jax.random.bernoulli(jax.random.fold_in(key, layer), 1 - dropout, shape)
 
 
 def _normalise(x: Float[Array, "*b d"]) -> Float[Array, "*b d"]:

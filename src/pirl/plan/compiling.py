@@ -82,7 +82,7 @@ def _chunks(setup: Setup) -> ChunkBatch:
         rewards=_shape((size, horizon), jnp.float32),
         terminals=_shape((size, horizon), jnp.bool_),
         masks=_shape((size, horizon), jnp.bool_),
-        next_observations=_observation(setup),
+        next_observations=_observation(setup) if setup.shape.sees_next else None,
         next_terminal=_shape((size,), jnp.bool_),
         sequence_mask=_shape((size,), jnp.bool_),
         success=_shape((size,), jnp.bool_),

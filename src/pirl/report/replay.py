@@ -1,8 +1,6 @@
 """Episodes that were measured, played again, with what the critics of a run think along them."""
 
-import inspect
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import jax
@@ -15,7 +13,7 @@ from pirl.envs.base import EnvObservation, RobotEnv, Start
 from pirl.envs.evaluation import EpisodeResult, Evaluation
 from pirl.envs.planner import Planner, load_planner
 from pirl.envs.playing import play
-from pirl.envs.registry import EnvConfig, find_env_class, make_env
+from pirl.envs.registry import EnvConfig, make_env, with_render_size
 from pirl.errors import ConfigError
 from pirl.models import Observation
 from pirl.models.types import Array
@@ -62,9 +60,7 @@ def missing_outcomes(episodes: Sequence[Episode]) -> str:
 
 def make_film_env(config: EnvConfig) -> RobotEnv:
     """The environment, with pictures of the size in which they are shown, if it can be told."""
-    env_class, _ = find_env_class(config)
-    sized = {"render_size": _PIXELS} if "render_size" in inspect.signature(env_class).parameters else {}
-    return make_env(replace(config, options={**config.options, **sized}))
+    return make_env(with_render_size(config, _PIXELS))
 
 
 def measured_planner(policy: Path, evaluation: Evaluation, env: RobotEnv) -> Planner:

@@ -39,7 +39,7 @@ from pirl.training.records import (
     read_record,
     write_record,
 )
-from pirl.training.retention import discard_after, make_room, record_best, sweep
+from pirl.training.retention import discard_after, is_within_iteration, make_room, record_best, sweep
 from pirl.training.run import RunDirectory
 
 _PATIENCE = 7 * 24 * 3600  # seconds
@@ -54,9 +54,10 @@ class Checkpoints:
     any moment leaves only hidden remains, which the next one removes. With several processes each writes the arrays it
     holds; when all have, the first one puts the whole in place.
 
-    Kept are the newest `max_to_keep` steps and one of every `keep_period`, state and policy both, as OpenPI does, so
-    that a run can go on from any of them; and the policy (not the state) of the step that was best by `best_metric`,
-    the earliest of equals, which `checkpoints/best.json` names.
+    Kept are the newest `max_to_keep` steps and one of every `keep_period`, state and policy both, as OpenPI does; and the
+    policy (not the state) of the step that was best by `best_metric`, the earliest of equals, which
+    `checkpoints/best.json` names. A run goes on from the newest state that is whole. The episodes of a replay buffer are
+    there for the last two.
     """
 
     def __init__(self, run: RunDirectory, config: CheckpointConfig) -> None:
@@ -159,18 +160,26 @@ class Checkpoints:
         """The steps there are full states of, as the first host sees them: others may see them a little later."""
         return self._line.share(lambda: saved_steps(self._run.states))
 
+    def saved_between_iterations(self) -> list[int]:
+        """Of these, the steps that a run can go back to with other rollouts."""
+        return self._line.share(
+            lambda: [step for step in saved_steps(self._run.states) if not is_within_iteration(self._run, step)]
+        )
+
     def latest(self) -> int | None:
         """The newest step there is a full state of."""
         return max(self.saved(), default=None)
 
-    def restore(self, like: PyTree, step: int | None = None) -> tuple[PyTree, dict[str, Any], int]:
+    def restore(
+        self, like: PyTree, step: int | None = None, *, among: Sequence[int] | None = None
+    ) -> tuple[PyTree, dict[str, Any], int]:
         """The state of a step, what was saved as `host` with it, and the step: the newest that is whole, if not told.
 
         `like` has the structure, and says where each leaf is to lie: arrays, or shapes with their shardings.
         """
         self.wait()
         failures = []
-        for candidate in choose_steps(self._run.states, self.saved(), step):
+        for candidate in choose_steps(self._run.states, self.saved() if among is None else among, step):
             directory = self._run.states / str(candidate)
             try:
                 self._agree_that_it_is_whole(directory)

@@ -2,6 +2,7 @@
 
 import io
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,8 @@ class DriftProbe:
                 arrays = {name: content[name] for name in content.files}
             velocities = arrays.pop(_VELOCITIES)
             leaves = [arrays[name] for name in sorted(arrays)]
+            if len(leaves) > len(jax.tree.leaves(like)):  # earlier versions kept the next observations, too
+                like = replace(like, next_observations=like.observations)
             if [leaf.shape for leaf in leaves] != [leaf.shape for leaf in jax.tree.leaves(like)]:
                 raise ValueError("it is not from a run like this one")
         except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
@@ -55,7 +58,8 @@ class DriftProbe:
                 f"{self._file} holds what the drift of the policy is measured by, and cannot be read: {error}. Put it "
                 "back from a copy; or delete it, and drift is measured from the policy as it is now."
             ) from error
-        return self._place(jax.tree.unflatten(jax.tree.structure(like), leaves)), jax.device_put(velocities)
+        batch: ChunkBatch = jax.tree.unflatten(jax.tree.structure(like), leaves)
+        return self._place(replace(batch, next_observations=None)), jax.device_put(velocities)
 
     def _place(self, batch: ChunkBatch) -> ChunkBatch:
         sharding = self._setup.batch_sharding()

@@ -19,6 +19,7 @@ import numpy as np
 from pirl.config.parts import HealthConfig, StoppingConfig
 from pirl.errors import TrainingError
 from pirl.files import write_file
+from pirl.processes import handle_stops
 from pirl.run_files import saved_steps
 
 logger = logging.getLogger(__name__)
@@ -197,15 +198,19 @@ class EarlyStopping:
 
     def state(self) -> dict[str, Any]:
         """The best value and how often it was not beaten, for a checkpoint."""
-        return {"best": self._best, "waited": self._waited}
+        return {"best": self._best, "waited": self._waited, "metric": self._config.metric, "mode": self._config.mode}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from a checkpoint."""
-        self._best, self._waited = state["best"], state["waited"]
+        """Go on from a checkpoint; where something else was measured then, from the beginning."""
+        now = self.state()
+        if all(state.get(name, now[name]) == now[name] for name in ("metric", "mode")):
+            self._best, self._waited = state["best"], state["waited"]
 
 
 class StopSignal:
-    """While it is open, SIGTERM and Ctrl-C ask the run to end after this step; Ctrl-C after that ends it at once.
+    """While it is open, SIGTERM, a hang-up and Ctrl-C ask the run to end after this step; Ctrl-C again ends it at once.
+
+    A hang-up that is ignored (nohup) stays so.
 
     `tell` is called with what to show meanwhile, from within the signal handler: it should only take note.
     """
@@ -226,7 +231,7 @@ class StopSignal:
         return 130 if self.received == signal.SIGINT else 0
 
     def __enter__(self) -> "StopSignal":
-        self._before = {number: signal.signal(number, self._handle) for number in (signal.SIGTERM, signal.SIGINT)}
+        self._before = handle_stops(self._handle)
         return self
 
     def __exit__(

@@ -27,7 +27,7 @@ def load_agent(run: Path, step: int | None = None) -> tuple[Agent, PolicyIO]:
     config = load_config(files.config_file, None)
     # It may have been made where there are more devices, or others.
     config = replace(config, fsdp_devices=math.gcd(config.fsdp_devices, jax.device_count()))
-    setup = set_up(config, progress=False)
+    setup = set_up(config, resumed=files, progress=False)
     try:
         with quiet_orbax(), ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
             agent, _ = read_state(directory, agent_shapes(setup), checkpointer)

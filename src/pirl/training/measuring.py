@@ -32,7 +32,13 @@ def measure_losses(setup: Setup, validate: Any, agent: Agent) -> dict[str, Numbe
             key = jax.random.fold_in(jax.random.key(config.seed + 1), number)
             found.append(validate(agent, next(loader), key))
     found = jax.device_get(found)
-    return {f"val/{name}": float(np.mean([metrics[name] for metrics in found])) for name in found[0]}
+    return {f"val/{name}": _mean([metrics[name] for metrics in found]) for name in found[0]}
+
+
+def _mean(values: list[Any]) -> float:
+    """Over the batches that had something to measure; NaN if none had."""
+    measured = [value for value in values if not np.isnan(value)]
+    return float(np.mean(measured)) if measured else float("nan")
 
 
 def measure_success_once(

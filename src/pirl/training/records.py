@@ -2,6 +2,7 @@
 
 import concurrent.futures
 import json
+import os
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -68,7 +69,10 @@ def write_record(directory: Path, record: Mapping[str, Any]) -> None:
     sizes = {name: file.stat().st_size for name, file in files.items()}
     # TensorStore does not notice changed bytes in the arrays themselves.
     whole = {**record, "files": sizes, "checksums": dict(zip(files, _checksums(files.values()), strict=True))}
-    (directory / FILE_NAME).write_text(json.dumps({**whole, "checksum": _own_checksum(whole)}))
+    with (directory / FILE_NAME).open("w", encoding="utf-8") as file:
+        file.write(json.dumps({**whole, "checksum": _own_checksum(whole)}))
+        file.flush()
+        os.fsync(file.fileno())  # older states are deleted next, and the power may fail
 
 
 def read_record(directory: Path) -> dict[str, Any]:

@@ -42,7 +42,9 @@ def make_room(run: RunDirectory, config: CheckpointConfig, step: int) -> None:
     taken for the newest.
     """
     states, policies = saved_steps(run.states), saved_steps(run.policies)
-    kept = set([saved for saved in states if saved <= step][-config.max_to_keep :])
+    # States within an iteration are for a run that was stopped there; those that it could go back to are not theirs.
+    between = [saved for saved in states if saved <= step and not is_within_iteration(run, saved)]
+    kept = {step, *between[-config.max_to_keep :]}
     if period := config.keep_period:
         # The first of each period: where several updates are made at a time, the clock does not meet its multiples.
         every = sorted({saved for saved in (*states, *policies) if saved <= step})
@@ -56,6 +58,12 @@ def make_room(run: RunDirectory, config: CheckpointConfig, step: int) -> None:
     for saved in policies:
         if saved not in kept and saved != _read_best(run).get("step"):
             _discard(run.policies / str(saved))
+
+
+def is_within_iteration(run: RunDirectory, step: int) -> bool:
+    """Whether a state needs the attempts that its updates were being made from; it was saved because the run stopped."""
+    host = _read_object(run.states / str(step) / FILE_NAME).get("host")
+    return isinstance(host, dict) and host.get("within_iteration") is True
 
 
 def discard_after(run: RunDirectory, step: int) -> None:

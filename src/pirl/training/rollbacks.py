@@ -17,17 +17,18 @@ class Rollbacks:
     def __len__(self) -> int:
         return len(self._made)
 
-    def begin(self, step: int, good_step: int, reason: str) -> int | None:
-        """The newest checkpoint of a policy that was fine is the newest of all then; None if there can be none."""
+    def candidates(self, good_step: int) -> list[int]:
+        """The checkpoints of policies that were fine, to one of which the run may go back."""
         self._checkpoints.wait()
-        good = [saved for saved in self._checkpoints.saved() if saved <= good_step]
-        if not self._config.goes_by_iterations or not good or len(self) >= self._config.health.max_rollbacks:
-            return None
-        entry = {"from": step, "to": good[-1], "reason": reason}
+        if not self._config.goes_by_iterations or len(self) >= self._config.health.max_rollbacks:
+            return []
+        return [step for step in self._checkpoints.saved_between_iterations() if step <= good_step]
+
+    def record(self, step: int, good_step: int, reason: str) -> None:
+        """The run goes back to a checkpoint, which can be read: it is the newest of all from now on."""
         # In this order: a process that dies in between goes back to that checkpoint, and comes here again.
-        self._checkpoints.discard_after(good[-1])
-        self._run.note(rollbacks=[*self._made, entry])
-        return good[-1]
+        self._checkpoints.discard_after(good_step)
+        self._run.note(rollbacks=[*self._made, {"from": step, "to": good_step, "reason": reason}])
 
     def give_up(self, step: int, reason: str) -> TrainingError:
         """What to say where the run cannot go back, or has often enough."""

@@ -57,17 +57,21 @@ _logger = logging.getLogger(__name__)
 class RunDirectory(RunFiles):
     """An open run. Others are kept out until it is closed, or until the process ends in whatever way."""
 
-    def __init__(self, path: Path, lock: int | None, metadata: dict[str, Any]) -> None:
-        """Use `open`, which makes or finds the directory and takes its lock."""
+    def __init__(self, path: Path, lock: int | None, metadata: dict[str, Any], config_text: str | None = None) -> None:
+        """Use `open`, which makes or finds the directory and takes its lock. `config_text`: what is yet to be written."""
         super().__init__(path)
         self._lock = lock
         self._metadata = metadata
+        self._config_text = config_text
 
     @classmethod
     def open(
         cls, directory: Path, config: Mapping[str, Any], *, resume: bool, overwrite: bool, config_text: str
     ) -> "RunDirectory":
-        """Begin a run, or open one again to go on with it. `config` as plain data; `config_text` becomes config.yaml."""
+        """Begin a run, or open one again to go on with it. `config` as plain data; `config_text` becomes config.yaml.
+
+        A run that is to be overwritten is there until `begin`.
+        """
         if resume and overwrite:
             raise ConfigError("--resume goes on with a run and --overwrite deletes it: give one of them.")
         path = Path(os.path.expanduser(directory)).resolve()
@@ -82,10 +86,25 @@ class RunDirectory(RunFiles):
             lock = _take_lock(files)
         try:
             with writing("the run", path, _ADVICE):
-                return cls(path, lock, _prepare(files, plain, config_text, resume, overwrite))
+                metadata = _prepare(files, plain, resume, overwrite)
+                run = cls(path, lock, metadata, config_text)
+                if metadata["resumed"] or not _holds_run(files):
+                    run.begin()
+                return run
         except BaseException:
             os.close(lock)
             raise
+
+    def begin(self) -> None:
+        """Delete the run whose place this one takes, if there is one, now that this one is known to be able to begin."""
+        if self._config_text is None:
+            return
+        with writing("the run", self.path, _ADVICE):
+            if not self._metadata["resumed"]:
+                _clear(self)
+            write_file(self.config_file, self._config_text)
+            _write_metadata(self, self._metadata)  # last: it is what makes the directory a run
+        self._config_text = None
 
     @property
     def metadata(self) -> dict[str, Any]:
@@ -100,6 +119,8 @@ class RunDirectory(RunFiles):
 
     def abandon(self) -> None:
         """Delete a run that this process has begun, if nothing has come of it, so that its name can be used again."""
+        if self._config_text is not None:
+            return  # what is there is the run whose place it would have taken
         kept = [self.states, self.bad_batches, self.replay]
         has_metrics = self.metrics_file.exists() and self.metrics_file.stat().st_size > 0
         if not self._metadata["resumed"] and not has_metrics and not any(place.exists() for place in kept):
@@ -120,10 +141,15 @@ class RunDirectory(RunFiles):
         self.close()
 
 
-def _prepare(run: RunFiles, config: dict[str, Any], config_text: str, resume: bool, overwrite: bool) -> dict[str, Any]:
-    """With the lock held: bring the directory into the state that was asked for, and say what its metadata are now."""
+def _holds_run(run: RunFiles) -> bool:
+    """Whether there is a run, and not what is left of one that was being deleted."""
+    return run.is_run and not (run.path / OVERWRITING_FILE).exists()
+
+
+def _prepare(run: RunFiles, config: dict[str, Any], resume: bool, overwrite: bool) -> dict[str, Any]:
+    """With the lock held: see whether what was asked for can be done, and say what the metadata will be then."""
     _refuse_foreign(run)  # again: it may have become a run since
-    exists = run.is_run and not (run.path / OVERWRITING_FILE).exists()
+    exists = _holds_run(run)
     reached = max(saved_steps(run.states), default=0)
     now = datetime.now(UTC).isoformat(timespec="seconds")
     command = shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
@@ -131,18 +157,13 @@ def _prepare(run: RunFiles, config: dict[str, Any], config_text: str, resume: bo
         metadata = _read_metadata(run)
         _refuse_other_config(run, _as_today(metadata["config"]), config)
         entry = {"time": now, "step": reached, "command": command, "versions": versions()}
-        metadata |= {"resumed": [*metadata["resumed"], entry], "config": config}
-    elif exists and not overwrite:
+        return metadata | {"resumed": [*metadata["resumed"], entry], "config": config}
+    if exists and not overwrite:
         raise ConfigError(
             f"{run.path} holds a run already, with checkpoints up to step {reached}: --resume goes on with it, "
             "--overwrite deletes it and begins again; or choose another --exp-name."
         )
-    else:
-        _clear(run)
-        metadata = {"begun": now, "command": command, "versions": versions(), "resumed": [], "config": config}
-    write_file(run.config_file, config_text)
-    _write_metadata(run, metadata)  # last: it is what makes the directory a run
-    return metadata
+    return {"begun": now, "command": command, "versions": versions(), "resumed": [], "config": config}
 
 
 def _refuse_foreign(run: RunFiles) -> None:

@@ -33,12 +33,13 @@ from pirl.data import (
     open_dataset,
     read_outcomes,
 )
-from pirl.envs.planner import check_policy, choose_statistics, find_policy
+from pirl.envs.planner import check_policy, check_same_actions, choose_statistics, find_policy
 from pirl.envs.pools import EnvPool
 from pirl.errors import ConfigError, DataError
 from pirl.files import expand_home
 from pirl.interop import NormStats, load_policy, open_checkpoint
 from pirl.models import Pi0, Tokenizer, abstract_model, create_model
+from pirl.run_files import RunFiles, saved_steps
 from pirl.training.learners import create_learner
 from pirl.training.sharding import ParameterSharding, make_host_mesh, make_mesh
 
@@ -61,7 +62,9 @@ class Setup:
     def shape(self) -> ChunkShape:
         """How far a sample reaches."""
         agent, chunk = self.config.agent, self.config.model.action_horizon
-        return ChunkShape(agent.horizon_length if isinstance(agent, ACRLPDConfig) else chunk, chunk)
+        if isinstance(agent, ACRLPDConfig):
+            return ChunkShape(agent.horizon_length, chunk)
+        return ChunkShape(chunk, chunk, sees_next=False)  # only critics look further
 
     def source(self, seed: int, *, held_out: bool = False) -> DatasetSource:
         """The dataset as something to draw from."""
@@ -120,13 +123,16 @@ class Setup:
         return NamedSharding(self.mesh, PartitionSpec(None, *spec) if stacked else spec)
 
 
-def set_up(config: RLTrainConfig, *, progress: bool = True) -> Setup:
-    """Open and check the data, read or compute statistics, decode frames into the cache where they are not there yet."""
+def set_up(config: RLTrainConfig, *, resumed: RunFiles | None = None, progress: bool = True) -> Setup:
+    """Open and check the data, read or compute statistics, decode frames into the cache where they are not there yet.
+
+    A run that is `resumed` has statistics of its own, in the policies that it has written.
+    """
     robot, model = load_robot(config.data.robot), config.model
     dataset = None if config.data.repo_id is None else open_dataset(config.data.repo_id)
     if dataset is not None:
         check_data(config, dataset, robot)
-    asset_id, statistics = _statistics(config, dataset, robot)
+    asset_id, statistics = _statistics(config, dataset, robot, resumed)
     tokenizer = Tokenizer.for_model(model) if model.max_token_len else None
     policy_io = PolicyIO(robot, model, statistics, tokenizer)
     trajectories = weights = held_out = None
@@ -137,7 +143,8 @@ def set_up(config: RLTrainConfig, *, progress: bool = True) -> Setup:
             weights, held_out = hold_out(weights, dataset, data.validation_fraction, config.seed)
         cache = FrameCacheConfig(*model.image_resolution, compression=data.frame_compression)
         trajectories = load_trajectories(dataset, robot, model, outcomes=outcomes, frame_cache=cache, progress=progress)
-    action_dim = trajectories.actions.shape[1] if trajectories is not None else len(statistics["actions"].mean)
+    told = statistics["actions"].width_in(model.action_dim)
+    action_dim = told if trajectories is None else trajectories.actions.shape[1]
     return Setup(
         config=config,
         policy_io=policy_io,
@@ -252,20 +259,30 @@ def _load(config: RLTrainConfig, sharding: ParameterSharding) -> Pi0:
     """The policy to begin with, in float32: what learns has to be."""
     assert config.checkpoint is not None
     path = find_policy(expand_home(config.checkpoint))
-    return load_policy(
-        path, config.model, param_dtype="float32", sharding=sharding, fresh_lora=jax.random.key(config.seed)
-    )
+    fresh = jax.random.key(config.seed)
+    return load_policy(path, config.model, param_dtype="float32", sharding=sharding, fresh_lora=fresh, to_learn=True)
 
 
-def _statistics(config: RLTrainConfig, dataset: Dataset | None, robot: Robot) -> tuple[str, dict[str, NormStats]]:
+def _statistics(
+    config: RLTrainConfig, dataset: Dataset | None, robot: Robot, resumed: RunFiles | None
+) -> tuple[str, dict[str, NormStats]]:
     """The statistics to normalise with, and the name they are exported under: that under which they were found."""
     data = config.data
     if data.norm_stats == "dataset":
         assert dataset is not None
         return data.asset_id or robot.name, dict(dataset_norm_stats(dataset, robot, config.model.action_horizon))
-    assert config.checkpoint is not None
+    written = [] if resumed is None else saved_steps(resumed.policies)
+    if resumed is not None and written:
+        # What it began with may be gone by now, or be another.
+        source = resumed.policies / str(written[-1])
+    elif config.checkpoint is None:
+        raise ConfigError("data.norm_stats = checkpoint needs a --checkpoint to take them from.")
+    else:
+        source = find_policy(expand_home(config.checkpoint))
+    checkpoint = open_checkpoint(source)
+    check_same_actions(checkpoint, robot)
     return choose_statistics(
-        open_checkpoint(find_policy(expand_home(config.checkpoint))),
+        checkpoint,
         data.asset_id,
         robot.name,
         flag="--data.asset-id",

@@ -4,12 +4,12 @@ import contextlib
 import functools
 from collections.abc import Iterator
 from signal import Signals
-from typing import Any
+from typing import Any, cast
 
 import jax
 import numpy as np
 
-from pirl.agents.base import Metrics
+from pirl.agents.base import Agent, Metrics
 from pirl.config import RLTrainConfig, format_config, to_plain
 from pirl.errors import TrainingError, UserError
 from pirl.training.checkpoints import Checkpoints
@@ -57,7 +57,8 @@ def train(
     )
     with open_run(begin) as run:
         try:
-            setup = set_up(config, progress=jax.process_index() == 0)
+            setup = set_up(config, resumed=run if resume else None, progress=jax.process_index() == 0)
+            run.begin()
             display = open_display(config, exp_name, run)
             with display, Trainer(setup, run, display) as trainer:
                 return trainer.run()
@@ -104,7 +105,8 @@ class Trainer:
                 with self._compiling("the learner"):
                     self._agent = create_agent(setup)
             else:
-                saved = self._restore()
+                saved = self._load()
+                self._go_on_from(saved)
                 refuse_other_data(config.data.repo_id, saved["data"], self._data_identity)
             self._remembered |= self._memory.take("learner")
             self._first_step, self._began_at = self._step, (self._step, self._clock())
@@ -169,6 +171,10 @@ class Trainer:
         self._is_interrupted = heard is not None
         return self._is_interrupted
 
+    def _is_within_iteration(self) -> bool:
+        """Whether updates of an iteration have yet to be made."""
+        return self._config.goes_by_iterations and self._practice is not None and self._practice.owes_updates
+
     def _clock(self) -> int:
         """What is shown, and measurements and checkpoints are counted by: updates, or iterations that have ended."""
         if not self._config.goes_by_iterations:
@@ -228,7 +234,7 @@ class Trainer:
         try:
             with self._stopwatch("update"):  # it is here that the host waits for the device
                 self._health.check(self._step - 1, metrics, own_rows(batch))
-                if self._config.goes_by_iterations and not (self._practice and self._practice.owes_updates):
+                if self._config.goes_by_iterations and not self._is_within_iteration():
                     self._health.finish()  # so that nothing of it comes to light later, in the next iteration
         except TrainingError:
             reason = f"{self._config.health.max_skipped} updates in a row were skipped"
@@ -238,7 +244,7 @@ class Trainer:
         if not self._config.goes_by_iterations or self._practice is None:
             return True
         self._losses.append(metrics["loss"])
-        if self._practice.owes_updates:
+        if self._is_within_iteration():
             return True
         with self._display.phase("looking back"), self._stopwatch("rollout"):
             told = self._practice.conclude(self._agent, float(np.mean(jax.device_get(self._losses))))
@@ -268,11 +274,13 @@ class Trainer:
 
     def _go_back(self, reason: str) -> bool:
         """Go on from the newest checkpoint of a policy that was fine, with other rollouts; False if that cannot be."""
-        good = self._rollbacks.begin(self._step, self._good_step, reason)
-        if good is None:
+        candidates, left = self._rollbacks.candidates(self._good_step), self._step
+        if not candidates:
             return False
-        self._display.say(f"{reason}: going back from step {self._step} to the checkpoint of step {good}.")
-        saved = self._restore()
+        saved = self._load(candidates)
+        self._display.say(f"{reason}: going back from step {left} to the checkpoint of step {self._step}.")
+        self._rollbacks.record(left, self._step, reason)
+        self._go_on_from(saved)
         self._log.rewind(saved["log"])
         self._measured, self._stop_early = {}, self._stopping.is_over
         # From now on it is the beginning of another story, also for whoever resumes it.
@@ -346,6 +354,7 @@ class Trainer:
                 "watch": self._watch.state(),
                 "good_step": self._good_step,
                 "practice": None if self._practice is None else self._practice.state(),
+                "within_iteration": self._is_within_iteration(),
                 "sampler": self._sampler_state if self._loader is None else self._loader.state(),
                 "data": self._data_identity,
                 "logged_step": self._logged_step,
@@ -358,9 +367,15 @@ class Trainer:
             self._saved_at, self._measured = (self._step, clock), {}
             self._remembered |= self._memory.take("checkpoint")
 
-    def _restore(self) -> dict[str, Any]:
-        """Take everything from the newest checkpoint; returns what was saved beside the learner."""
-        self._agent, saved, self._step = self._checkpoints.restore(agent_shapes(self._setup))
+    def _load(self, candidates: list[int] | None = None) -> dict[str, Any]:
+        """Take the learner from the newest checkpoint, of all or of some; returns what was saved beside it."""
+        shapes = agent_shapes(self._setup)
+        self._agent = cast(Agent, None)  # devices may have no room for two
+        self._agent, saved, self._step = self._checkpoints.restore(shapes, among=candidates)
+        return saved
+
+    def _go_on_from(self, saved: dict[str, Any]) -> None:
+        """Take over what was saved beside the learner."""
         self._health.restore(saved["health"])
         self._stopping.restore(saved["stopping"])
         self._watch.restore(saved["watch"])
@@ -369,7 +384,6 @@ class Trainer:
         self._good_step, self._timed_step = saved["good_step"], self._step
         self._logged_step, self._evaluated_step = saved["logged_step"], saved["evaluated_step"]
         self._looked_at, self._saved_at = self._clock(), (self._step, self._clock())
-        return saved
 
     def _close_loader(self) -> None:
         """When the offline updates are made, or the run ends: nothing more is prepared or held for them."""

@@ -58,6 +58,10 @@ class FrameSource(Protocol):
     def lengths(self) -> Int64[np.ndarray, " episodes"]:
         """Frames per episode."""
 
+    @property
+    def episode_ids(self) -> Int64[np.ndarray, " episodes"]:
+        """The number of each episode, for messages: it need not be its position."""
+
     def decode(self, camera: str, episode: int) -> Iterator[UInt8[np.ndarray, "h w 3"]]:
         """The frames of one episode, named by its position 0 … E-1, in order; called from several threads."""
 
@@ -197,7 +201,7 @@ def _resized(
 ) -> Iterator[UInt8[np.ndarray, "h w 3"]]:
     """The frames of one episode in the size of the cache; fails if they are not as many as the episode has."""
     expected, count = int(entry.layout.lengths[episode]), 0
-    where = f"{source.name}: camera {entry.camera!r}, episode {episode}"
+    where = f"{source.name}: camera {entry.camera!r}, episode {source.episode_ids[episode]}"
     for count, frame in enumerate(source.decode(entry.camera, episode), 1):
         if stop.is_set():
             raise CancelledError

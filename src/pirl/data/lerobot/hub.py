@@ -12,14 +12,24 @@ def is_hub_id(name: str) -> bool:
     return re.fullmatch(r"[A-Za-z0-9][\w.-]*/[\w.-]+", name) is not None
 
 
+def lerobot_home() -> Path:
+    """Where LeRobot keeps datasets, by the variables that it and the hub library go by."""
+    if own := os.environ.get("HF_LEROBOT_HOME"):
+        return Path(os.path.expanduser(own))
+    if hub := os.environ.get("HF_HOME"):
+        return Path(os.path.expanduser(hub)) / "lerobot"
+    return Path(os.path.expanduser(os.environ.get("XDG_CACHE_HOME") or "~/.cache")) / "huggingface" / "lerobot"
+
+
 def locate(source: str | os.PathLike[str]) -> tuple[Path, str]:
     """The directory of a dataset given as a path or as a hub id, and the name to call it by."""
     name = os.fspath(source)
     path = Path(os.path.expanduser(name))
     if path.exists() or not is_hub_id(name):
         return path, name
-    home = Path(os.path.expanduser(os.environ.get("HF_LEROBOT_HOME", "~/.cache/huggingface/lerobot"))) / name
-    if (home / "meta").is_dir():
+    home = lerobot_home() / name
+    # LeRobot may have fetched the metadata alone.
+    if (home / "meta").is_dir() and (home / "data").is_dir():
         return home, name
     try:
         import huggingface_hub

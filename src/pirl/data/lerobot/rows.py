@@ -1,6 +1,6 @@
 """The rows of a LeRobot dataset, put in order by what their own columns say."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -123,6 +123,14 @@ def read_rows(root: Path, info: Info, listing: Listing) -> Rows:
     )
 
 
+def by_episode(
+    starts: Int64[np.ndarray, " episodes_plus_one"], rows: Int64[np.ndarray, " rows"]
+) -> Iterator[tuple[int, Int64[np.ndarray, " some_rows"]]]:
+    """Rows, in ascending order, grouped by the position of their episode."""
+    episodes, first = np.unique(np.searchsorted(starts, rows, side="right") - 1, return_index=True)
+    return zip(episodes.tolist(), np.split(rows, first[1:]), strict=False)  # of no rows, a split is one group
+
+
 def _whole_numbers(table: pa.Table, name: str) -> Int64[np.ndarray, " rows"]:
     values = to_numpy(table[name], (1,))
     if values.dtype.kind == "f":
@@ -192,11 +200,8 @@ def _check_frames(
     """Frames must count 0, 1, 2, … (where they are numbered at all)."""
     expected = np.arange(len(frame_index)) - np.repeat(starts[:-1], np.diff(starts))
     wrong = np.flatnonzero((frame_index != expected) & (frame_index != _ABSENT))
-    if not len(wrong):
-        return
-    episodes = np.searchsorted(starts, wrong, side="right") - 1
-    for episode in np.unique(episodes):
-        row = wrong[episodes == episode][0]
+    for episode, rows in by_episode(starts, wrong):
+        row = rows[0]
         problems.append(
             Problem(
                 f"frames should count 0, 1, 2, …; {expected[row]} is missing or there twice",

@@ -29,7 +29,8 @@ class DatasetWriter:
     them, and info.json, which counts the episodes, comes last: an episode it does not count does not exist, and the
     next one replaces whatever is left of it. With `resume`, a writer continues the dataset it finds, if it was declared
     alike. One gap cannot be closed: LeRobot's own v2.1 loader takes every file under data/ as an episode, so it stumbles
-    over a writer killed in the instant between the renames of the data file and of episodes.jsonl; resuming repairs it.
+    over a writer killed in the instant between the renaming of the data file and the line in episodes.jsonl, or within
+    the writing of that line; resuming repairs it.
 
         with DatasetWriter("data/pick", fps=30, features={
             "observation.images.top": {"dtype": "video", "shape": (224, 224, 3)},
