@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+from pirl.errors import UserError
+
 
 class RunFiles:
     """The directory of a run, by the names of what is in it; whether anything is there is another question."""
@@ -105,3 +107,15 @@ def saved_steps(directory: Path) -> list[int]:
     entries = directory.iterdir() if directory.is_dir() else ()
     numbers = [(int(entry.name), entry) for entry in entries if entry.name.isdecimal()]
     return sorted(step for step, entry in numbers if entry.name == str(step) and entry.is_dir())
+
+
+def runs_in(directory: Path) -> list[Path]:
+    """The runs that lie in a directory, in order."""
+    places = sorted(directory.iterdir()) if directory.is_dir() else []
+    return [place for place in places if RunFiles(place).is_run or RunFiles(place).policies.is_dir()]
+
+
+def refuse_directory_of_runs(directory: Path) -> None:
+    """Raise where one run is meant, and the directory of several is named."""
+    if runs := [str(run) for run in runs_in(directory)]:
+        raise UserError(f"{directory} holds runs; name one of them: {', '.join(runs[:8])}{', …' * (len(runs) > 8)}.")

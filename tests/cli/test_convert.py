@@ -62,6 +62,14 @@ def test_of_a_run_the_newest_policy_is_meant(run, tmp_path):
     assert run("convert", "--check", policies / "9", tmp_path / "run")[0] == 1
 
 
+def test_of_a_directory_of_runs_one_has_to_be_named(run, tmp_path):
+    save_policy(tmp_path / "runs" / "mine" / "checkpoints" / "policy" / "9", random_model(MICRO, 0), norm_stats=STATS)
+    runs, mine = tmp_path / "runs", tmp_path / "runs" / "mine"
+    for arguments in ([runs], ["--check", mine, runs]):
+        code, _, err = run("convert", *arguments)
+        assert (code, err) == (2, f"error: {runs} holds runs; name one of them: {mine}.\n")
+
+
 def test_conversion_casts_and_keeps_the_rest(run, checkpoint, tmp_path):
     code, out, _ = run("convert", checkpoint, tmp_path / "out", "--dtype", "bfloat16", "--style", "trained")
     assert (code, "wrote" in out) == (0, True)

@@ -56,7 +56,8 @@ def test_all_problems_are_listed_and_the_exit_code_is_2(run, tmp_path):
     assert code == 2
     assert "problem: episode 0" in out
     assert "problem: episode 2" in out
-    code, out, _ = run("data", "check", built.root, "--json")
+    code, out, err = run("data", "check", built.root, "--json")
+    assert "problem: " in err, "what people read stands beside"
     assert code == 2
     assert {problem["episode"] for problem in json.loads(out)["problems"]} == {0, 2}
 

@@ -15,12 +15,12 @@ def test_every_environment_is_listed_with_its_id_and_whether_it_is_installed(cal
     for entry in list_envs():
         (line,) = (line for line in out.splitlines() if line.startswith(f"{entry.alias} "))
         assert entry.id in line
-        assert "yes" in line or f"no: pip install 'pirl[{entry.extra}]'" in line
+        assert "yes" in line or f"no: make setup-{entry.extra} (or pip install 'pirl[{entry.extra}]')" in line
     assert "--env.adapter" in out
 
 
 def test_what_an_older_installation_cannot_know_is_not_called_installed(call, monkeypatch):
-    monkeypatch.setattr("pirl.cli.envs.metadata.requires", lambda package: ["numpy"])
+    monkeypatch.setattr("pirl.doctor.software.metadata.requires", lambda package: ["numpy"])
     _, out, _ = call("envs", "list")
     assert out.count("unknown: install pirl again") == sum(entry.extra is not None for entry in list_envs())
 
@@ -37,6 +37,8 @@ def test_options_cameras_widths_limits_and_tasks_are_shown(call):
     assert "action [3]" in out
     assert TableConfig(objects=1, zones=1).tasks[0] in out
     assert "task 1" not in out
+    assert "--env.render-mode" not in out, "there is nothing to choose"
+    assert call("envs", "show", "tabletop", "--env", "tabletop")[1].startswith("tabletop (pirl/Tabletop-v0)")
 
 
 def test_an_environment_that_is_not_installed_still_shows_its_options(call):
@@ -83,6 +85,11 @@ def test_a_policy_can_be_watched(call, policy):
     ("arguments", "message"),
     [
         (["show", "tabeltop"], "Did you mean tabletop?"),
+        (
+            ["show", "tabletop", "--env", "aloha"],
+            "tabletop and --env aloha are two environments: leave one of them out",
+        ),
+        (["play", "tabletop"], "does not expect 'tabletop'. Did you mean --env tabletop? See pirl envs play --help."),
         (["show", "CartPole-v1"], "EnvAdapter"),
         (["play", "--render", "avi"], "avi"),
         (["play", "--render", "gif", "--out", "a.mp4"], "--render gif does not fit --out a.mp4"),

@@ -1,8 +1,14 @@
 """What every command has in common."""
 
+import json
+import re
 import sys
+from pathlib import Path
 
-from pirl.cli.main import _tell_unraisable
+import pytest
+
+from pirl.cli.main import COMMANDS, _tell_unraisable
+from pirl.data import list_robots
 
 
 class Late:
@@ -20,3 +26,53 @@ def test_of_errors_that_nobody_can_catch_only_late_answers_of_a_failed_write_are
     for words, is_told in (("Event loop is closed", False), ("it is another", True)):
         Late(RuntimeError(words))
         assert (words in capsys.readouterr().err) == is_told
+
+
+def commands(group=COMMANDS, before=()):
+    for name, entry in group.items():
+        if isinstance(entry, dict):
+            yield from commands(entry, (*before, name))
+        else:
+            yield (*before, name)
+
+
+@pytest.mark.parametrize("command", [*commands()], ids=" ".join)
+def test_the_help_of_every_command_speaks_to_people(call, command):
+    code, out, err = call(*command, "--help")
+    assert (code, err) == (0, "")
+    assert out.startswith(f"usage: pirl {' '.join(command)} ")
+    assert "None" not in out, "which is Python for what is left out"
+
+
+def test_the_help_names_every_robot(call):
+    shown = " ".join(call("data", "stats", "--help")[1].replace("│", " ").split())
+    assert all(robot in re.findall(r"\w+", shown) for robot in list_robots())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("train demo extra", "pirl train does not expect 'extra'. See pirl train --help."),
+        (
+            "train demo --exp-name x --resume true",
+            "pirl train does not expect 'true'. --resume is a switch, which takes no value. See pirl train --help.",
+        ),
+        ("eval expert b c d", "pirl eval does not expect 'c d'. See pirl eval --help."),
+        ("data cache now", "pirl data cache does not expect 'now'. See pirl data cache --help."),
+    ],
+)
+def test_words_that_nothing_takes_are_named_with_the_help_that_helps(call, arguments, message):
+    assert call(*arguments.split()) == (2, "", f"error: {message}\n")
+
+
+def test_json_goes_to_a_file_or_alone_to_standard_output(call):
+    expert = ("eval", "expert", "--episodes", 1, "--env.image-size", 28)
+    code, out, err = call(*expert, "--json", "a.json")
+    assert (code, err) == (0, "")
+    assert "expert: success" in out
+    written = json.loads(Path("a.json").read_text())
+    for given in (["--json"], ["--json", "-"], ["--json=-"], ["--json", "--seed", "0"]):
+        code, out, err = call(*expert, *given)
+        assert code == 0
+        assert json.loads(out)["episodes"] == written["episodes"]
+        assert "expert: success" in err

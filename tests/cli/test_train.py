@@ -115,6 +115,13 @@ def test_a_dry_run_needs_no_name(call, trained, data):
     assert rest == {}
 
 
+def test_a_run_that_is_not_there_cannot_be_resumed(call, tmp_path):
+    (tmp_path / "elsewhere" / "mine" / "checkpoints" / "policy").mkdir(parents=True)
+    code, _, err = call("train", "--exp-name", "mien", "--resume", "--runs-dir", "elsewhere")
+    assert code == 2
+    assert "there is no run to resume in elsewhere/mien: no config.yaml is there. Did you mean mine? Check" in err
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -211,9 +218,6 @@ def test_a_run_knows_by_itself_what_to_go_on_with(call, trained, data, tmp_path)
     ((config, rest),) = trained
     assert config == override_config(begun, {"runs_dir": "elsewhere"})
     assert rest["resume"]
-    code, _, err = call("train", "--exp-name", "y", "--resume")
-    assert code == 2
-    assert "Name a preset" in err
 
 
 @pytest.mark.parametrize("name", ["fold[1]", "a*", "what?"])

@@ -14,7 +14,7 @@ from fakes import POINT, Point
 from pirl.envs import EnvAdapter, EnvConfig, list_envs, make_env
 from pirl.envs.known import KNOWN, register_envs
 from pirl.envs.options import list_options
-from pirl.envs.registry import EnvEntry, find_env_class, with_render_size
+from pirl.envs.registry import find_env_class, with_render_size
 from pirl.errors import ConfigError
 
 
@@ -51,12 +51,6 @@ def test_texts_become_what_the_constructor_wants() -> None:
 def test_an_option_that_does_not_fit_is_named(options: dict[str, Any], complaint: str) -> None:
     with pytest.raises(ConfigError, match=complaint):
         make_point(**options)
-
-
-@pytest.mark.parametrize("entry", list_envs(), ids=lambda entry: entry.alias)
-def test_there_is_one_render_mode(entry: EnvEntry) -> None:
-    (kind,) = (option.kind for option in entry.options if option.name == "render_mode")
-    assert kind == "rgb_array"
 
 
 def test_options_are_told_with_their_help() -> None:
@@ -209,8 +203,14 @@ def test_every_environment_explains_each_of_its_options() -> None:
 
 def test_gymnasium_may_ask_every_environment_for_its_pictures() -> None:
     """`gymnasium.make(…, render_mode="rgb_array")` hands the mode to the constructor."""
-    for entry in list_envs():
-        assert "render_mode" in {option.name for option in entry.options}, entry.id
+    for known in KNOWN:
+        env_class, options = find_env_class(EnvConfig(known.alias, options={"render_mode": "rgb_array"}))
+        assert options == {"render_mode": "rgb_array"}
+        assert "render_mode" not in {option.name for option in list_options(env_class)}, "there is nothing to choose"
+        with pytest.raises(ConfigError, match="render_mode should be rgb_array; it is 'human'"):
+            find_env_class(EnvConfig(known.alias, options={"render_mode": "human"}))
+    with pytest.raises(ConfigError, match="It has .*, render_size\\.$"):
+        find_env_class(EnvConfig("tabletop", options={"mode": "x"}))
 
 
 def test_importing_the_room_loads_no_jax_and_no_simulator() -> None:

@@ -252,6 +252,14 @@ def test_what_cannot_be_shown_is_refused_in_a_line(run, arguments, said, capsys)
     assert error.count("\n") == 1
 
 
+def test_of_a_directory_of_runs_one_has_to_be_named(tmp_path, capsys):
+    for name in ("b", "a"):
+        (tmp_path / "runs" / name / "checkpoints" / "policy").mkdir(parents=True)
+    assert inspect(tmp_path / "runs") == 2
+    runs = tmp_path / "runs"
+    assert f"{runs} holds runs; name one of them: {runs}/a, {runs}/b." in capsys.readouterr().err
+
+
 def test_directories_without_a_state_are_refused_in_a_line(run, tmp_path, capsys):
     (tmp_path / "empty").mkdir()
     assert inspect(tmp_path / "empty") == 2

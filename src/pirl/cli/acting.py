@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-from pirl.cli.console import default
+from pirl.cli.console import default, optional
 from pirl.cli.trained import agreed, run_configs
 from pirl.envs.experts import ExpertConfig
 from pirl.errors import UserError
 from pirl.files import expand_home
-from pirl.run_files import RunFiles
+from pirl.run_files import refuse_directory_of_runs
 
 if TYPE_CHECKING:
     from pirl.config import RLTrainConfig
@@ -91,11 +91,11 @@ class Acting(InEnvironment):
     """Actions of a planned chunk to execute before planning again."""
     denoising_steps: Annotated[int | None, default(f"as in the run, or {DEFAULT_DENOISING_STEPS}", "INT")] = None
     """Steps from noise to actions when a chunk is planned. OpenPI acts with 10."""
-    model: Annotated[str | None, tyro.conf.arg(metavar="PRESET")] = None
+    model: Annotated[str | None, optional("PRESET")] = None
     """Model preset, where the checkpoint does not name its model itself."""
-    robot: Annotated[str | None, tyro.conf.arg(metavar="NAME|FILE")] = None
+    robot: Annotated[str | None, default("the policy's own, or the environment's", "NAME|FILE")] = None
     """Robot preset or JSON file, if the policy was trained for another than the environment's own."""
-    asset_id: Annotated[str | None, tyro.conf.arg(metavar="ID")] = None
+    asset_id: Annotated[str | None, optional("ID")] = None
     """Which normalisation statistics of the checkpoint to use, where it has several; `none` if it was trained without."""
     guidance: Annotated[float | None, default("what the checkpoint says", "W")] = None
     """How far a policy that was trained with guidance follows the prompt's indicator of good actions: 0 not at all, 1 as
@@ -131,8 +131,7 @@ class Acting(InEnvironment):
             directory = expand_home(checkpoint)
             if not directory.is_dir():
                 raise UserError(f"{checkpoint} is no checkpoint directory; the scripted expert is called {EXPERT!r}.")
-            if runs := sorted(str(place) for place in directory.iterdir() if RunFiles(place).policies.is_dir()):
-                raise UserError(f"{checkpoint} holds runs; name one of them: {', '.join(runs)}.")
+            refuse_directory_of_runs(directory)
 
     # --- what the runs say ---------------------------------------------------------------------------------------
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import tyro
 
 from pirl.cli.acting import EXPERT, ActingInMany, progress
-from pirl.cli.console import facts, show
+from pirl.cli.console import facts, optional, show
 from pirl.errors import UserError
 
 if TYPE_CHECKING:
@@ -29,9 +29,9 @@ class Collect(ActingInMany):
     """Who acts: the word expert, a checkpoint directory (the one that holds params/), or a run (its newest policy)."""
     out: Annotated[Path, tyro.conf.arg(metavar="DIR")]
     """Directory of the dataset."""
-    episodes: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None
+    episodes: Annotated[int | None, optional("INT")] = None
     """Episodes in all; with --env-steps, at most."""
-    env_steps: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None
+    env_steps: Annotated[int | None, optional("INT")] = None
     """Environment steps in all: the episode in which they are reached is the last."""
     version: Literal["v3.0", "v2.1"] = "v3.0"
     """LeRobot's format."""

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
-from pirl.cli.console import show
+from pirl.cli.console import optional, show
 from pirl.errors import UserError, did_you_mean
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ class Configs:
 
     command: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="[list|show]")] = "list"
     """What to do."""
-    name: Annotated[tyro.conf.Positional[str | None], tyro.conf.arg(metavar="[NAME]")] = None
+    name: Annotated[tyro.conf.Positional[str | None], optional("[NAME]")] = None
     """The preset to show."""
 
     def run(self) -> int:

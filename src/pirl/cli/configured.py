@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import tyro
 
+from pirl.cli.console import optional
 from pirl.errors import ConfigError, UserError, did_you_mean
 
 if TYPE_CHECKING:
@@ -29,9 +30,9 @@ class Configured:
     needs: ClassVar[str]
     """What has to be given besides, as the help shows it."""
 
-    preset: Annotated[tyro.conf.Positional[str | None], tyro.conf.arg(metavar="[PRESET]")] = None
+    preset: Annotated[tyro.conf.Positional[str | None], optional("[PRESET]")] = None
     """Preset to begin with; not needed if the configuration file names one (preset: NAME) or is complete."""
-    config_file: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
+    config_file: Annotated[Path | None, optional("FILE")] = None
     """YAML file with fields to set."""
     debug: bool = False
     """Ten updates of eight chunks, and everything else small too, to see whether it works together."""

@@ -1,6 +1,5 @@
 """What commands show and write: text for people, printed so that a reader that stops reading is handled in one place."""
 
-import json
 import os
 from pathlib import Path
 from typing import Any
@@ -8,7 +7,6 @@ from typing import Any
 import tyro
 
 from pirl.errors import UserError
-from pirl.files import write_file, writing
 
 # Where nothing says how wide lines may be.
 WIDE = 160
@@ -17,6 +15,11 @@ WIDE = 160
 def default(words: str, metavar: str | None = None) -> Any:
     """How the help shows an option that may be left out: by what follows then, in words."""
     return tyro.conf.arg(metavar=metavar, help_behavior_hint=f"(default: {words})")
+
+
+def optional(metavar: str) -> Any:
+    """How the help shows an option that may be left out, and nothing follows then."""
+    return tyro.conf.arg(metavar=metavar, help_behavior_hint="")
 
 
 def show(*parts: Any, width: int | None = None) -> None:
@@ -54,9 +57,3 @@ def check_writable(file: Path) -> None:
     if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
         why = "you may not write there" if there.is_dir() else "it is no directory"
         raise UserError(f"{file} cannot be written in {there}: {why}. Choose another place.")
-
-
-def write_json(file: Path, content: Any, what: str) -> None:
-    """Write what was found for programs to read."""
-    with writing(what, file.parent, "Choose another place."):
-        write_file(file, json.dumps(content, indent=2) + "\n")

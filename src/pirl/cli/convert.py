@@ -1,6 +1,5 @@
 """`pirl convert`: look into an OpenPI checkpoint, convert it, merge its LoRA, or check it."""
 
-import json
 import math
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,8 +7,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
-from pirl.cli.console import default, facts, show
+from pirl.cli.console import default, facts, optional, show
+from pirl.cli.json_output import WithJson
 from pirl.errors import UserError
+from pirl.run_files import refuse_directory_of_runs
 from pirl.words import size
 
 # JAX and Orbax take seconds to import; `--help` and a typo should not wait for them.
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Convert:
+class Convert(WithJson):
     """Look into an OpenPI checkpoint, convert it, merge its LoRA, or check it.
 
     One checkpoint: print its parameters, counts, dtypes and statistics. Two: write the first, converted, as the second.
@@ -28,15 +29,15 @@ class Convert:
 
     checkpoint: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="CHECKPOINT")]
     """Checkpoint directory (the one that holds params/), or a run, of which the newest policy is meant."""
-    output: Annotated[tyro.conf.Positional[Path | None], tyro.conf.arg(metavar="[OUTPUT]")] = None
+    output: Annotated[tyro.conf.Positional[Path | None], optional("[OUTPUT]")] = None
     """Where to write the converted checkpoint; with --check, the checkpoint to compare with."""
     check: bool = False
     """Verify one checkpoint (readable, finite, fits its model; says if statistics are missing) or compare two."""
-    model: Annotated[str | None, tyro.conf.arg(metavar="PRESET")] = None
+    model: Annotated[str | None, optional("PRESET")] = None
     """Model preset, where the checkpoint does not name its model itself; needed to merge or to check the fit."""
     merge_lora: bool = False
     """Fold LoRA weights into the weights they update."""
-    dtype: Annotated[Literal["float32", "bfloat16"] | None, default("as saved")] = None
+    dtype: Annotated[Literal["float32", "bfloat16"] | None, default("as saved", "float32|bfloat16")] = None
     """Cast every parameter."""
     style: Literal["released", "trained"] = "released"
     """Key layout to write: plain, or with the trailing `value` of OpenPI's own training runs. OpenPI reads both."""
@@ -46,8 +47,6 @@ class Convert:
     """Relative tolerance of --check."""
     atol: float = 0.0
     """Absolute tolerance of --check."""
-    json: bool = False
-    """Print the inspection as JSON."""
 
     def run(self) -> int:
         """Do it; the return value is the exit code."""
@@ -55,8 +54,11 @@ class Convert:
         from pirl.interop import open_checkpoint
 
         self._reject_unused_options()
+        self.check_json()
+        refuse_directory_of_runs(self.checkpoint)
         checkpoint = open_checkpoint(find_policy(self.checkpoint))
         if self.check and self.output is not None:
+            refuse_directory_of_runs(self.output)
             return self._compare(checkpoint, open_checkpoint(find_policy(self.output)))
         if self.check:
             return self._verify(checkpoint)
@@ -93,9 +95,6 @@ class Convert:
         from rich.table import Table
 
         summary = _summary(checkpoint)
-        if self.json:
-            print(json.dumps(summary, indent=2))
-            return 0
         table = Table("parameter", "shape", "dtype", "count", box=None, pad_edge=False)
         for column in table.columns[1:]:
             column.justify = "right"
@@ -119,6 +118,7 @@ class Convert:
             rows.append(("statistics", "none"))
         rows.append(("items", ", ".join(summary["items"])))
         show(table, "", facts(rows))
+        self.write_json(summary, "the inspection")
         return 0
 
     # --- convert -------------------------------------------------------------------------------------------------

@@ -1,12 +1,14 @@
 """`pirl data`: look into, check and label LeRobot datasets, compute their statistics, see to their frame cache."""
 
-import json
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
+import tyro
+
 from pirl.cli.console import check_writable, count, default, facts, show
+from pirl.cli.json_output import WithJson
 from pirl.cli.label import DatasetPath, LabelEpisodes
 from pirl.errors import UserError
 from pirl.words import size
@@ -39,7 +41,7 @@ class _WithOutcomes:
 
 
 @dataclass(frozen=True)
-class Check(_WithOutcomes):
+class Check(WithJson, _WithOutcomes):
     """Validate a dataset before training on it: every problem, by episode, file, column and value.
 
     Exit code 2 if there are problems. Notes say how an oddity is read; they do not keep a dataset from training.
@@ -47,45 +49,37 @@ class Check(_WithOutcomes):
 
     decode: bool = False
     """Decode every video frame, not only the first of each episode."""
-    json: bool = False
-    """Print as JSON."""
 
     def run(self) -> int:
         """Do it; the return value is the exit code."""
         from pirl.data import check_dataset
 
+        self.check_json()
         dataset, found = check_dataset(self.dataset, self.outcomes(), decode=self.decode)
         problems = [entry for entry in found if entry.severity == "problem"]
         notes = [entry for entry in found if entry.severity == "note"]
-        if self.json:
-            kinds = {"problems": problems, "notes": notes}
-            print(
-                json.dumps({kind: [entry.to_json() for entry in entries] for kind, entries in kinds.items()}, indent=2)
-            )
-            return 2 if problems else 0
         for kind, entries in (("note", notes), ("problem", problems)):
             for entry in entries:
                 print(f"{kind}: {entry}")
-        size = f", {len(dataset.episode_ids)} episodes, {len(dataset):,} frames" if dataset else ""
-        print(f"{self.dataset}{size}: {count(problems, 'problem')}, {count(notes, 'note')}")
+        extent = f", {len(dataset.episode_ids)} episodes, {len(dataset):,} frames" if dataset else ""
+        print(f"{self.dataset}{extent}: {count(problems, 'problem')}, {count(notes, 'note')}")
+        kinds = {"problems": problems, "notes": notes}
+        self.write_json(
+            {kind: [entry.to_json() for entry in entries] for kind, entries in kinds.items()}, "the findings"
+        )
         return 2 if problems else 0
 
 
 @dataclass(frozen=True)
-class Info(_WithOutcomes):
+class Info(WithJson, _WithOutcomes):
     """Print what is in a dataset: episodes, tasks, success, lengths, returns, cameras."""
-
-    json: bool = False
-    """Print as JSON."""
 
     def run(self) -> int:
         """Do it; the return value is the exit code."""
         from pirl.data import open_dataset, summarize
 
+        self.check_json()
         summary = summarize(open_dataset(self.dataset), self.outcomes())
-        if self.json:
-            print(json.dumps(summary, indent=2))
-            return 0
         rows = [
             ("dataset", summary["name"]),
             ("format", f"{summary['version']}, {summary['fps']:g} frames per second, robot {summary['robot_type']}"),
@@ -112,6 +106,7 @@ class Info(_WithOutcomes):
         if outcome is not None:
             histograms.append(_bars(f"return ({self.reward})", outcome["returns"]))
         show(facts(rows), "", *histograms)
+        self.write_json(summary, "the summary")
         return 0
 
 
@@ -121,8 +116,9 @@ class Stats:
 
     dataset: DatasetPath
     """Directory of a LeRobot dataset (v2.0, v2.1 or v3.0), or its hub id."""
-    robot: str
-    """Robot preset (see the documentation), or a JSON file that describes a robot."""
+    robot: Annotated[str, tyro.conf.arg(metavar="NAME|FILE")]
+    """Robot preset (aloha, aloha_sim, libero, libero_delta, droid, droid_joint_position, tabletop, tabletop_state,
+    metaworld), or a JSON file that describes a robot."""
     horizon: int
     """Length of the policy's action chunk: statistics of relative actions depend on it."""
     output: Annotated[Path | None, default("print only", "FILE")] = None

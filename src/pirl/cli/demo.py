@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
-from pirl.cli.console import facts, show
+from pirl.cli.console import default, facts, show
 from pirl.errors import UserError
 
 
@@ -20,15 +20,17 @@ class Demo:
     About ten minutes on two cores. What was interrupted goes on when the same command is called again.
     """
 
-    learner: Annotated[tyro.conf.Positional[Literal["acrlpd", "ript"]], tyro.conf.arg(metavar="acrlpd|ript")] = "acrlpd"
+    learner: Annotated[tyro.conf.Positional[Literal["acrlpd", "ript"]], tyro.conf.arg(metavar="[acrlpd|ript]")] = (
+        "acrlpd"
+    )
     """How it learns: from the demonstrations by critics and then from its own episodes, or by practising in the
     simulator alone."""
-    out: Annotated[Path | None, tyro.conf.arg(metavar="DIR")] = None
-    """Directory for everything; runs/demo or runs/demo_ript if not told."""
-    episodes: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None
-    """Episodes by which each policy is measured; 200 if not told."""
-    demonstrations: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None
-    """Demonstrations to collect; as many as the demo needs if not told."""
+    out: Annotated[Path | None, default("runs/demo or runs/demo_ript", "DIR")] = None
+    """Directory for everything."""
+    episodes: Annotated[int | None, default("200; 8 with --quick", "INT")] = None
+    """Episodes by which each policy is measured."""
+    demonstrations: Annotated[int | None, default("as many as the demo needs", "INT")] = None
+    """Demonstrations to collect."""
     quick: bool = False
     """Few updates of everything and few episodes: shows that it works, not that it learns."""
     overwrite: bool = False

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-from pirl.cli.console import check_writable, show, write_json
+from pirl.cli.console import show
+from pirl.cli.json_output import WithJson
 
 if TYPE_CHECKING:
     from pirl.doctor import Finding
@@ -18,15 +19,13 @@ _PLAIN_MARKS = {"good": "+", "absent": "-", "bad": "x"}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Doctor:
+class Doctor(WithJson):
     """Look at the machine: devices, packages, extras, disk, cache, tokenisers, video codecs, rendering.
 
     Each line is ✓ (well), – (not there, and nobody has to have it) or ✗ (broken), with what to do. Takes seconds and
     needs no network. Exit code 1 if something is broken that pirl itself needs, else 0.
     """
 
-    json: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
-    """Write what was found to this file as well."""
     runs_dir: Annotated[Path, tyro.conf.arg(metavar="DIR")] = Path("runs")
     """Where runs will go."""
 
@@ -35,16 +34,14 @@ class Doctor:
         import pirl
         from pirl.doctor import examine
 
-        if self.json is not None:
-            check_writable(self.json)
+        self.check_json()
         findings = list(examine(self.runs_dir))
         broken = [finding for finding in findings if finding.breaks_pirl]
         for section in dict.fromkeys(finding.section for finding in findings):
             show(section, _table([finding for finding in findings if finding.section == section]))
         print(f"\n{_verdict(findings, broken)}")
-        if self.json is not None:
-            record = {"pirl": pirl.__version__, "fit": not broken, "findings": [entry.to_json() for entry in findings]}
-            write_json(self.json, record, "the findings")
+        record = {"pirl": pirl.__version__, "fit": not broken, "findings": [entry.to_json() for entry in findings]}
+        self.write_json(record, "the findings")
         return 1 if broken else 0
 
 

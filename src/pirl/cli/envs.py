@@ -3,14 +3,13 @@
 import contextlib
 import re
 from dataclasses import dataclass
-from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
 from pirl.cli.acting import EXPERT, Acting, InEnvironment
-from pirl.cli.console import check_writable, default, facts, show
+from pirl.cli.console import check_writable, default, facts, optional, show
 from pirl.errors import UserError
 
 if TYPE_CHECKING:
@@ -39,7 +38,7 @@ class ListEnvs:
 class ShowEnv(InEnvironment):
     """Print the options of an environment and, if it is installed, its cameras, widths, limits and tasks."""
 
-    name: Annotated[tyro.conf.Positional[str | None], tyro.conf.arg(metavar="NAME")] = None
+    name: Annotated[tyro.conf.Positional[str | None], optional("[NAME]")] = None
     """Environment (the same as --env)."""
 
     def run(self) -> int:
@@ -48,6 +47,8 @@ class ShowEnv(InEnvironment):
 
         from pirl.envs.registry import EnvConfig, find_env_class, list_envs
 
+        if self.env is not None and self.name not in (None, self.env):
+            raise UserError(f"which one? {self.name} and --env {self.env} are two environments: leave one of them out.")
         asked = self.env_config()
         config = EnvConfig(self.name or asked.id, asked.adapter, asked.options)
         find_env_class(config)  # an unknown name or option is said here
@@ -73,7 +74,7 @@ class Play(Acting):
     """Episodes to play, side by side in the film."""
     checkpoint: Annotated[str | None, default("the scripted expert", "CHECKPOINT")] = None
     """Policy or run that acts."""
-    render: Literal["gif", "mp4", "png"] | None = None
+    render: Annotated[Literal["gif", "mp4", "png"] | None, default("no film", "gif|mp4|png")] = None
     """Make a film: an animation, a video, or strips of pictures in one file."""
     out: Annotated[Path | None, default("the environment's name", "FILE")] = None
     """Name of the film; without --render, its ending says what is made."""
@@ -156,13 +157,9 @@ def _installed(entry: "EnvEntry") -> str:
     """Whether every package of its extra is there, else how to get it."""
     if entry.extra is None:
         return "yes"
-    marked = re.compile(rf"""([\w.-]+).*;.*extra\s*==\s*["']{entry.extra}["']""")
-    packages = [found[1] for line in metadata.requires("pirl") or () if (found := marked.match(line))]
-    if not packages:  # an editable install that is older than the extra
+    from pirl.doctor.software import how_to_install, missing_packages
+
+    missing = missing_packages(entry.extra)
+    if missing is None:  # an editable install that is older than the extra
         return "unknown: install pirl again to know"
-    for package in packages:
-        try:
-            metadata.version(package)
-        except metadata.PackageNotFoundError:
-            return f"no: pip install 'pirl[{entry.extra}]'"
-    return "yes"
+    return f"no: {how_to_install(entry.extra)}" if missing else "yes"

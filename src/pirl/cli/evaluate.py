@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import tyro
 
 from pirl.cli.acting import ActingInMany, progress
-from pirl.cli.console import check_writable, show, write_json
+from pirl.cli.console import check_writable, optional, show
+from pirl.cli.json_output import WithJson
 from pirl.errors import UserError
 
 if TYPE_CHECKING:
@@ -19,7 +20,7 @@ FILMED = 16
 
 
 @dataclass(frozen=True)
-class Evaluate(ActingInMany):
+class Evaluate(WithJson, ActingInMany):
     """Measure how often a policy succeeds, with a 95 % interval; with two, whether they differ.
 
     Both are given the same starts, and compared start by start. The same seed gives the same episodes again. Episodes
@@ -29,13 +30,11 @@ class Evaluate(ActingInMany):
     checkpoint: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="CHECKPOINT")]
     """Checkpoint directory (the one that holds params/), a run (its newest policy), or the word expert for the scripted
     expert."""
-    other: Annotated[tyro.conf.Positional[str | None], tyro.conf.arg(metavar="[CHECKPOINT_B]")] = None
+    other: Annotated[tyro.conf.Positional[str | None], optional("[CHECKPOINT_B]")] = None
     """Another one to compare it with."""
     episodes: int = 200
     """Episodes for each."""
-    json: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
-    """Write everything to this file as JSON."""
-    video: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
+    video: Annotated[Path | None, optional("FILE")] = None
     """Write a film (.mp4, .gif or .png) of the first 16 episodes side by side; of two policies, pairs of tiles."""
 
     @property
@@ -46,11 +45,11 @@ class Evaluate(ActingInMany):
     def run(self) -> int:
         """Do it; the return value is the exit code."""
         self.check(episodes=self.episodes)
-        for file in filter(None, (self.json, self.video)):
-            check_writable(file)
+        self.check_json()
         if self.video is not None:
             from pirl.envs.video import film_format
 
+            check_writable(self.video)
             film_format(self.video)
         self.tell_what_runs_say()
         evaluations, fps = self._evaluate()
@@ -72,9 +71,7 @@ class Evaluate(ActingInMany):
                 f"neither {pairs.neither}" + (f"; {comparison.left_out} left out" if comparison.left_out else "")
             )
             content = {"first": content, "second": evaluations[1].to_json(), "comparison": comparison.to_json()}
-        if self.json is not None:
-            write_json(self.json, content, "the result")
-            print(f"written to {self.json}")
+        self.write_json(content, "the result")
         if self.video is not None:
             self._film(self.video, evaluations, fps)
         return 0

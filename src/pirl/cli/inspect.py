@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-from pirl.cli.console import check_writable, facts, show, write_json
+from pirl.cli.console import default, facts, optional, show
+from pirl.cli.json_output import WithJson
 from pirl.errors import UserError
 from pirl.words import size
 
@@ -19,7 +20,7 @@ _LISTED = 20
 
 
 @dataclass(frozen=True)
-class Inspect:
+class Inspect(WithJson):
     """Show what a saved state holds: shapes, dtypes, bytes and layout by subtree. With two, how far they are apart.
 
     One state is read from its metadata, without loading an array. Two are compared array by array; --of and --against
@@ -28,24 +29,22 @@ class Inspect:
 
     run_directory: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="RUN")]
     """Run directory, the directory of one state in it, or a policy checkpoint."""
-    other: Annotated[tyro.conf.Positional[Path | None], tyro.conf.arg(metavar="[OTHER]")] = None
+    other: Annotated[tyro.conf.Positional[Path | None], optional("[OTHER]")] = None
     """Another one to compare it with."""
-    step: int | None = None
-    """Which state of the run (the newest, if not given)."""
-    other_step: int | None = None
+    step: Annotated[int | None, default("the newest", "INT")] = None
+    """Which state of the run."""
+    other_step: Annotated[int | None, default("the newest", "INT")] = None
     """Which state of the other; without OTHER, another state of the same run."""
     depth: int = 2
     """How far subtrees are opened up."""
-    of: Annotated[str | None, tyro.conf.arg(metavar="SUBTREE")] = None
+    of: Annotated[str | None, default("everything", "SUBTREE")] = None
     """Look at this subtree only, such as learned/trainable."""
-    against: Annotated[str | None, tyro.conf.arg(metavar="SUBTREE")] = None
+    against: Annotated[str | None, default("the same subtree", "SUBTREE")] = None
     """Compare --of with this subtree."""
-    devices: int | None = None
-    """Show where arrays would lie on so many devices (if not given, where they lay when they were saved)."""
-    fsdp: int | None = None
-    """How many of them share one copy of the parameters (all, if not given)."""
-    json: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
-    """Write everything to this file as JSON."""
+    devices: Annotated[int | None, default("where they lay when they were saved", "INT")] = None
+    """Show where arrays would lie on so many devices."""
+    fsdp: Annotated[int | None, default("all", "INT")] = None
+    """How many of them share one copy of the parameters."""
 
     def run(self) -> int:
         """Do it; the return value is the exit code."""
@@ -56,15 +55,12 @@ class Inspect:
             raise UserError("--devices and --fsdp belong to the inspection of one state.")
         if self.against is not None and self.of is None:
             raise UserError("--against compares with the subtree that --of names: give both.")
-        if self.json is not None:
-            check_writable(self.json)
+        self.check_json()
         from pirl.training.inspecting import open_state
 
         state = open_state(self.run_directory, self.step)
         content = self._compare(state) if compares else self._inspect(state)
-        if self.json is not None:
-            write_json(self.json, content, "the inspection")
-            print(f"written to {self.json}")
+        self.write_json(content, "the inspection")
         return 0
 
     def _inspect(self, state: "SavedState") -> dict[str, Any]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-from pirl.cli.console import count
+from pirl.cli.console import count, optional
 from pirl.errors import UserError
 
 if TYPE_CHECKING:
@@ -26,13 +26,13 @@ class LabelEpisodes:
 
     dataset: DatasetPath
     """Directory of a LeRobot dataset."""
-    csv: Path | None = None
+    csv: Annotated[Path | None, optional("FILE")] = None
     """Table of labels: episode, and any of success, reward, truncated."""
-    success: str | None = None
+    success: Annotated[str | None, optional("EPISODES")] = None
     """Episodes that succeeded, such as 0,3,7-12; "rest" for all that are not named otherwise."""
-    failure: str | None = None
+    failure: Annotated[str | None, optional("EPISODES")] = None
     """Episodes that failed, likewise."""
-    truncated: str | None = None
+    truncated: Annotated[str | None, optional("EPISODES")] = None
     """Episodes that ran out of time rather than ending. Those of the other lists that are not in this one ended."""
     ask_again: bool = False
     """When asking, ask about labelled episodes too."""

@@ -28,6 +28,7 @@ try:  # loading takes a moment, in which one may change one's mind
     from pirl.cli.envs import ENVS_COMMANDS
     from pirl.cli.evaluate import Evaluate
     from pirl.cli.inspect import Inspect
+    from pirl.cli.json_output import name_standard_output, people_beside_programs
     from pirl.cli.plan import Plan
     from pirl.cli.report import Report
     from pirl.cli.sweep import Sweep
@@ -80,7 +81,9 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     if is_program:
         sys.unraisablehook = _tell_unraisable
     try:
-        code = _parse(arguments).run()
+        command = _parse(arguments)
+        with people_beside_programs(command):
+            code = command.run()
         sys.stdout.flush()
         sys.exit(code)
     except UserError as error:
@@ -117,25 +120,29 @@ def _parse(arguments: Sequence[str], commands: dict[str, Any] = COMMANDS, progra
     command = commands.get(arguments[0]) if arguments else None
     if isinstance(command, dict):
         return _parse(arguments[1:], command, f"{program} {arguments[0]}")
-    taken: dict[str, tuple[tuple[str, str], ...]] = {}
     if command is not None:
-        name = f"{program} {arguments[0]}"
-        for field in dataclasses.fields(command):
-            if field.name in _OPEN_OPTIONS:
-                own, taken[field.name] = _OPEN_OPTIONS[field.name](arguments[1:], name, command)
-                arguments = [arguments[0], *own]
-        _reject_unknown_flags(arguments[1:], command, name)
-    shown: dict[str, Any] = {
-        name: entry if entry is command else _stand_in(f"{program} {name}", entry) for name, entry in commands.items()
-    }
+        return _parse_options(arguments[1:], command, f"{program} {arguments[0]}")
+    shown = {name: _stand_in(f"{program} {name}", entry) for name, entry in commands.items()}
+    tyro.extras.subcommand_cli_from_dict(shown, prog=program, description=_ABOUT[program], args=arguments)
+    raise AssertionError("without a command, the parser ends with the list of them")
+
+
+def _parse_options(arguments: Sequence[str], command: Any, program: str) -> Any:
+    taken: dict[str, tuple[tuple[str, str], ...]] = {}
+    names = [field.name for field in dataclasses.fields(command)]
+    if "json" in names:
+        arguments = name_standard_output(arguments)
+    for name in (name for name in names if name in _OPEN_OPTIONS):
+        arguments, taken[name] = _OPEN_OPTIONS[name](arguments, program, command)
+    _reject_unknown_flags(arguments, command, program)
     complaint = io.StringIO()
     try:
         with contextlib.redirect_stderr(complaint):
-            parsed = tyro.extras.subcommand_cli_from_dict(
-                shown,
+            parsed, unexpected = tyro.cli(
+                command,
                 prog=program,
-                description=_ABOUT[program],
                 args=arguments,
+                return_unknown_args=True,
                 config=(tyro.conf.FlagCreatePairsOff,),
             )
     except SystemExit as end:
@@ -144,6 +151,8 @@ def _parse(arguments: Sequence[str], commands: dict[str, Any] = COMMANDS, progra
             raise refusal from None
         sys.stderr.write(complaint.getvalue())
         raise
+    if unexpected:
+        raise UserError(_about_unexpected(unexpected, arguments, command, program))
     return dataclasses.replace(parsed, **taken, **_expanded_paths(parsed))
 
 
@@ -178,6 +187,20 @@ def _reject_unknown_flags(arguments: Sequence[str], command: Any, program: str) 
     for flag in (argument.split("=")[0].replace("_", "-") for argument in options if argument.startswith("--")):
         if flag not in known:
             raise UserError(f"{program} has no option {flag}. {did_you_mean(flag, known)}See {program} --help.")
+
+
+def _about_unexpected(words: Sequence[str], arguments: Sequence[str], command: Any, program: str) -> str:
+    """What to say of words that no option takes."""
+    from pirl.envs.known import KNOWN
+
+    fields = {f"--{field.name.replace('_', '-')}": field for field in dataclasses.fields(command)}
+    before = next((flag for flag, word in itertools.pairwise(arguments) if word == words[0]), "")
+    hint = ""
+    if before in fields and fields[before].type is bool:
+        hint = f"{before} is a switch, which takes no value. "
+    elif "--env" in fields and words[0] in [known.alias for known in KNOWN]:
+        hint = f"Did you mean --env {words[0]}? "
+    return f"{program} does not expect {' '.join(words)!r}. {hint}See {program} --help."
 
 
 def _flags(command: Any, prefix: str = "--") -> Iterator[str]:

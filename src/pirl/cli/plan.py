@@ -3,13 +3,13 @@
 import sys
 import time
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
 from pirl.cli.configured import Configured
-from pirl.cli.console import check_writable, show, write_json
+from pirl.cli.console import show
+from pirl.cli.json_output import WithJson
 from pirl.errors import UserError
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan(Configured):
+class Plan(WithJson, Configured):
     """Say what a run would need on a machine that need not be here. Takes every option of `pirl train` as well.
 
     The real update is compiled for the named devices, without any of them: TPUs by their own compiler (pip install
@@ -32,8 +32,6 @@ class Plan(Configured):
 
     topology: Annotated[tyro.conf.UseAppendAction[tuple[str, ...]], tyro.conf.arg(metavar="NAME[:SHAPE]")] = ()
     """What to run on, such as v5e:2x4, v5p:2x2x2, h100:8 or cpu:8; here: this machine. Give it once for each machine."""
-    json: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
-    """Write all numbers to this file, too."""
     fresh: bool = False
     """Compile also what was compiled before."""
     debug: bool = False
@@ -48,8 +46,7 @@ class Plan(Configured):
             raise UserError("where is it to run? Give a --topology, such as --topology h100:8 or --topology v5e:2x4.")
         topologies = [parse_topology(text) for text in self.topology]
         config = self.resolve()
-        if self.json is not None:
-            check_writable(self.json)
+        self.check_json()
         for topology in topologies:
             check_topology(topology)
         print("compiling takes minutes for a full-size model; what was compiled before is remembered", file=sys.stderr)
@@ -59,8 +56,7 @@ class Plan(Configured):
             show(*describe(plans[-1]))
         if len(plans) > 1:
             show("", summary(plans))
-        if self.json is not None:
-            write_json(self.json, [to_record(plan) for plan in plans], "the plan")
+        self.write_json([to_record(plan) for plan in plans], "the plan")
         return 0 if any(plan.estimate.fits is not False for plan in plans) else 1
 
 

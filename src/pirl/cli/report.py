@@ -7,7 +7,7 @@ from typing import Annotated
 
 import tyro
 
-from pirl.cli.console import check_writable
+from pirl.cli.console import check_writable, default
 from pirl.errors import UserError
 
 _FILE = "report.html"
@@ -22,8 +22,8 @@ class Report:
 
     runs: Annotated[tyro.conf.Positional[tuple[Path, ...]], tyro.conf.arg(metavar="RUN…")]
     """Run directories; several are drawn over each other."""
-    out: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
-    """The page; report.html in the directory of the run if not told, and of several runs in the current one."""
+    out: Annotated[Path | None, default(f"{_FILE} in the run, or here if there are several", "FILE")] = None
+    """The page."""
     critics: bool = False
     """Also play a success and a failure of the last evaluation again, and show what the critics think along them. This
     loads the learner and starts its environment."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import tyro
 
 from pirl.cli.configured import SHORT_NAMES, Configured, checked_name
-from pirl.cli.console import facts, show
+from pirl.cli.console import default, facts, optional, show
 from pirl.errors import UserError
 from pirl.files import expand_home
 
@@ -30,18 +30,18 @@ class Sweep(Configured):
     program = "pirl sweep"
     needs = "--exp-name NAME --knob FIELD=VALUES"
 
-    exp_name: Annotated[str | None, tyro.conf.arg(metavar="NAME")] = None
+    exp_name: Annotated[str | None, optional("NAME")] = None
     """Name of the sweep, and of its directory in runs_dir; trials are the runs NAME/trial-000, NAME/trial-001, …"""
     knob: Annotated[tyro.conf.UseAppendAction[tuple[str, ...]], tyro.conf.arg(metavar="FIELD=VALUES")] = ()
     """What is varied: FIELD=A,B,C or FIELD=LOW..HIGH or FIELD=log:LOW..HIGH. Give it once for each knob."""
     trials: Annotated[int, tyro.conf.arg(metavar="INT")] = 8
     """Settings to try."""
-    rungs: Annotated[str | None, tyro.conf.arg(metavar="INT,INT,…")] = None
-    """How long trials are trained, such as 5,15,45; else it follows from the next three."""
-    iterations: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None
-    """The last rung; as long as the configuration says, if not told."""
-    min_iterations: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None
-    """The first rung, at least; there are three rungs if not told."""
+    rungs: Annotated[str | None, default("what follows from the next three", "INT,INT,…")] = None
+    """How long trials are trained, such as 5,15,45."""
+    iterations: Annotated[int | None, default("as long as the configuration says", "INT")] = None
+    """The last rung."""
+    min_iterations: Annotated[int | None, default("what makes three rungs", "INT")] = None
+    """The first rung, at least."""
     reduction: Annotated[int, tyro.conf.arg(metavar="INT")] = 3
     """One in so many trials goes on to the next rung, which is so many times as far."""
     metric: Annotated[str, tyro.conf.arg(metavar="NAME")] = "eval/success"

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import tyro
-
 from pirl.cli.configured import Configured, checked_name
+from pirl.cli.console import optional
+from pirl.errors import ConfigError, did_you_mean
 from pirl.files import expand_home
-from pirl.run_files import RunFiles
+from pirl.run_files import RunFiles, runs_in
 
 if TYPE_CHECKING:
     from pirl.config import RLTrainConfig
@@ -28,7 +28,7 @@ class Train(Configured):
     program = "pirl train"
     needs = "--exp-name NAME"
 
-    exp_name: Annotated[str | None, tyro.conf.arg(metavar="NAME")] = None
+    exp_name: Annotated[str | None, optional("NAME")] = None
     """Name of the run, and of its directory in runs_dir."""
     dry_run: bool = False
     """Build everything, make a few updates, print parameters, memory and time, and write nothing but caches."""
@@ -77,5 +77,12 @@ class Train(Configured):
         """What a run that is resumed was begun with."""
         if not self.resume or self.exp_name is None:
             return None
-        file = RunFiles(expand_home(dict(self.settings).get("runs_dir", "runs")) / self.exp_name).config_file
-        return file if file.is_file() else None
+        runs = expand_home(dict(self.settings).get("runs_dir", "runs"))
+        file = RunFiles(runs / self.exp_name).config_file
+        if not file.is_file():
+            question = did_you_mean(self.exp_name, [run.name for run in runs_in(runs)])
+            raise ConfigError(
+                f"there is no run to resume in {runs / self.exp_name}: no {file.name} is there. {question}"
+                "Check --exp-name and --runs-dir, or begin one with a preset and without --resume."
+            )
+        return file

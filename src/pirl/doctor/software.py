@@ -106,6 +106,12 @@ def examine_extras() -> Iterator[Finding]:
             yield _examine_extra(extra)
 
 
+def how_to_install(extra: str) -> str:
+    """What to type for an extra."""
+    install = f"pip install 'pirl[{extra}]'"
+    return f"make setup-{extra} (or {install})" if extra in _SIMULATORS else install
+
+
 def missing_packages(extra: str) -> list[str] | None:
     """What an extra needs and is not installed; None where this installation of pirl does not know the extra."""
     packages = _of_extra("pirl", extra)
@@ -130,9 +136,7 @@ def _of_extra(package: str, extra: str) -> list[Requirement]:
 
 def _examine_extra(extra: str) -> Finding:
     packages = _of_extra("pirl", extra)
-    install = f"pip install 'pirl[{extra}]'"
-    if extra in _SIMULATORS:
-        install = f"make setup-{extra} (or {install})"
+    install = how_to_install(extra)
     versions = {package.name: installed_version(package.name) for package in packages}
     purpose = _PURPOSES.get(extra, f"what pirl[{extra}] is for")
     if missing_packages(extra):

@@ -9,6 +9,9 @@ from typing import Any, get_args, get_origin, get_type_hints
 from pirl.conversion import convert, in_words
 from pirl.errors import ConfigError, did_you_mean
 
+# What `gymnasium.make` may hand over; there is nothing to choose in it.
+_FOR_GYMNASIUM = "render_mode"
+
 
 @dataclass(frozen=True)
 class EnvOption:
@@ -21,11 +24,12 @@ class EnvOption:
 
 
 def list_options(env_class: type) -> tuple[EnvOption, ...]:
-    """What the constructor takes, in its order."""
+    """What there is to choose, in the order of the constructor."""
     hints, helps = get_type_hints(env_class.__init__), _read_help(env_class)  # type: ignore[misc]
     return tuple(
         EnvOption(name, _kind(hints[name]), parameter.default, helps.get(name, ""))
         for name, parameter in _parameters(env_class).items()
+        if name != _FOR_GYMNASIUM
     )
 
 
@@ -35,8 +39,9 @@ def convert_options(where: str, env_class: type, options: Mapping[str, Any]) -> 
     converted = {}
     for name, value in options.items():
         if name not in known:
-            has = f"It has {', '.join(known)}." if known else "It has none."
-            raise ConfigError(f"{where} has no option {name!r}. {did_you_mean(name, known)}{has}")
+            shown = [name for name in known if name != _FOR_GYMNASIUM]
+            has = f"It has {', '.join(shown)}." if shown else "It has none."
+            raise ConfigError(f"{where} has no option {name!r}. {did_you_mean(name, shown)}{has}")
         try:
             converted[name] = convert(value, hints[name], texts=True)
         except ValueError:

@@ -15,7 +15,7 @@ from pirl.errors import DataError
 from pirl.report.iterations import PREFIXES, Iteration, find_iterations
 from pirl.report.runs import Curve, Event, Log, Run, count_env_steps, env_steps_metric, read_log
 from pirl.report.state import State, find_state
-from pirl.run_files import RunFiles
+from pirl.run_files import RunFiles, runs_in
 
 
 @dataclass(frozen=True)
@@ -162,9 +162,8 @@ def _refuse_other(run: RunFiles) -> None:
         raise DataError(f"there is no run {path}. Name a directory that `pirl train` made.")
     if run.is_run:
         return
-    inside = sorted(entry for entry in path.glob("*/") if RunFiles(entry).is_run)
     hint = "Name a directory that `pirl train` made."
-    if inside:
+    if inside := runs_in(path):
         hint = f"There are runs in it: {', '.join(map(str, inside[:3]))}{', …' * (len(inside) > 3)}."
     raise DataError(f"{path} is not a run: it has no config.yaml and metadata.json. {hint}")
 

@@ -18,7 +18,7 @@ from pirl.files import expand_home
 from pirl.interop import open_checkpoint
 from pirl.interop.reading import Checkpoint, quiet_orbax
 from pirl.models import abstract_model
-from pirl.run_files import RunFiles, saved_steps
+from pirl.run_files import RunFiles, refuse_directory_of_runs, saved_steps
 from pirl.training import sharding
 from pirl.training.learners import create_learner
 from pirl.training.records import (
@@ -99,6 +99,7 @@ def open_state(path: Path, step: int | None = None) -> SavedState:
     if run.states.is_dir() or run.is_run:
         chosen, *_ = choose_steps(run.states, saved_steps(run.states), step)
         return _open_full(run.states / str(chosen), directory)
+    refuse_directory_of_runs(expand_home(path))
     if step is not None:
         raise ConfigError(f"a step is one of a run, and {path} is none: leave --step out.")
     if (directory / FILE_NAME).is_file():
