@@ -71,10 +71,9 @@ def test_an_update_moves_everything_as_it_should():
     assert begun.parameter_counts()["critic"] == 3 * ((16 + 3 + 4) * 8 + 3 * 8 + 8 * 8 + 3 * 8 + 8 + 1)
 
 
-@pytest.mark.parametrize("dropout", [0.0, 0.5])
-def test_a_batch_in_four_parts_gives_the_same_update(dropout):
+def test_a_batch_in_four_parts_gives_the_same_update():
     """Usable chunks, real steps and successes are spread unevenly; the one success has a single step."""
-    critic = dataclasses.replace(CRITIC, dropout=dropout)
+    critic = dataclasses.replace(CRITIC, dropout=0.5)
     alone = dataclasses.replace(make_batch(), success=np.arange(8) == 4)
     assert alone.valid[4].sum() == 1
     assert len(set(alone.sequence_mask.reshape(4, 2).sum(axis=1).tolist())) > 1

@@ -117,6 +117,7 @@ def test_a_simulator_that_hangs_holds_nothing_up(on_path, monkeypatch, tmp_path)
     assert "egl" not in found["rendering"].detail  # MUJOCO_GL has chosen
 
 
+@pytest.mark.slow
 def test_black_pictures_are_no_pictures(on_path, monkeypatch, tmp_path):
     on_path(
         "mujoco",

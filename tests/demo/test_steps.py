@@ -119,8 +119,9 @@ def test_a_step_that_ends_well_without_its_result_has_failed(tmp_path):
 
 
 PROGRAM = """
-import sys
+import signal, sys
 from pathlib import Path
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # which nohup has told even this process to ignore
 sys.path.insert(0, {tests!r})
 from fake_steps import go, work
 place, out = Path(sys.argv[1]), Path(sys.argv[2])

@@ -131,7 +131,7 @@ def collect_and_die(root: str, version: str) -> None:
             return
 
 
-@every_version
+@pytest.mark.parametrize("version", ["v3.0", pytest.param("v2.1", marks=pytest.mark.slow)])
 def test_a_run_killed_at_any_moment_goes_on_to_the_same_files(tmp_path, version):
     program = f"import test_collecting; test_collecting.collect_and_die({str(tmp_path / 'run')!r}, {version!r})"
     paths = [str(Path(__file__).parents[1]), str(Path(__file__).parents[1] / "data")]

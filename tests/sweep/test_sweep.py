@@ -204,6 +204,7 @@ def test_ctrl_c_saves_what_runs_and_finished_work_is_not_repeated(tmp_path):
     assert len(calls(tmp_path)) == len(before) + 3
 
 
+@pytest.mark.slow
 @needs_optuna
 def test_after_kill_9_the_trial_that_was_left_is_waited_for_and_kept(tmp_path):
     (tmp_path / "slow").touch()

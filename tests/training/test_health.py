@@ -257,6 +257,7 @@ def test_without_a_metric_no_run_ends_early() -> None:
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 0), (signal.SIGHUP, 0), (signal.SIGINT, 130)])
 def test_a_signal_asks_the_run_to_end_and_ctrl_c_then_ends_it_at_once(number: signal.Signals, code: int) -> None:
+    ignored = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # by who runs these tests under nohup
     before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
     told: list[str] = []
     with StopSignal(told.append) as stop:
@@ -269,6 +270,7 @@ def test_a_signal_asks_the_run_to_end_and_ctrl_c_then_ends_it_at_once(number: si
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGINT)
     assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == before
+    signal.signal(signal.SIGHUP, ignored)
 
 
 def test_under_nohup_a_run_outlives_its_terminal() -> None:
