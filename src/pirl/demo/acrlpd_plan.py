@@ -105,12 +105,12 @@ ACRLPD = Plan(
     policies=(
         Policy("bc", "BC", "behaviour cloning of all demonstrations", ("bc",)),
         Policy(
-            "bc_more", "BC, more updates", "control: BC with as many updates more as ACRLPD makes", ("bc", "bc_more")
+            "bc_more", "BC, more updates", "control: BC trained for as many more updates as ACRLPD", ("bc", "bc_more")
         ),
         Policy(
             "bc_successes",
             "BC, successes only",
-            "control: the same updates more, on the demonstrations that succeed",
+            "control: as many more updates, on the demonstrations that succeed",
             ("bc", "bc_successes"),
         ),
         Policy(

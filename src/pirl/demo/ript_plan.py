@@ -129,7 +129,7 @@ RIPT = Plan(
     policies=(
         Policy("start", "Start policy", "behaviour cloning of all demonstrations", ("start",)),
         Policy(
-            "bc_more", "BC, more updates", "control: BC with as many updates more as RIPT makes", ("start", "bc_more")
+            "bc_more", "BC, more updates", "control: BC trained for as many more updates as RIPT", ("start", "bc_more")
         ),
         Policy(
             "filtered_bc",
