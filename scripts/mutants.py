@@ -64,8 +64,8 @@ MUTANTS = (
     ),
     Mutant(
         "agents/acrlpd.py",
-        "values = self._aggregate(self._values(self.critics.target, encoded.next_prefix",
-        "values = self._aggregate(self._values(self.critics.latest, encoded.next_prefix",
+        "values = self._aggregate(self._values(self.critics.target, seen.next_prefix",
+        "values = self._aggregate(self._values(self.critics.latest, seen.next_prefix",
         "agents/test_acrlpd.py::test_the_online_critics_choose_and_the_target_critics_value",
     ),
     Mutant(
@@ -88,8 +88,8 @@ MUTANTS = (
     ),
     Mutant(
         "agents/learning.py",
-        "return jax.tree.map(lambda x: x / parts, total)",
-        "return total",
+        "gradients, metrics = jax.tree.map(lambda x: x / parts, total)",
+        "gradients, metrics = total",
         "agents/test_acrlpd_updates.py::test_a_batch_in_four_parts_gives_the_same_update",
     ),
     Mutant(
