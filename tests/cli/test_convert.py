@@ -80,6 +80,22 @@ def test_conversion_casts_and_keeps_the_rest(run, checkpoint, tmp_path):
         np.testing.assert_array_equal(value, random_parameters(MICRO)[path].astype(jnp.bfloat16))
 
 
+def test_conversion_to_pytorch_and_back_changes_nothing(run, checkpoint, tmp_path):
+    pytorch, back = tmp_path / "pytorch", tmp_path / "back"
+    assert run("convert", checkpoint, pytorch, "--style", "pytorch")[0] == 0
+    assert sorted(path.name for path in pytorch.iterdir()) == ["assets", "model.safetensors", "pirl.json"]
+    (pytorch / "optimizer.pt").touch()  # as OpenPI's training leaves it there
+    assert json.loads(run("convert", pytorch, "--json")[1])["style"] == "pytorch"
+    code, out, _ = run("convert", pytorch, back)
+    assert (code, "left out, as no part of a policy: optimizer.pt" in out) == (0, True)
+    for other in (pytorch, back):
+        assert run("convert", "--check", checkpoint, other)[:2] == (0, f"{checkpoint} and {other}: equal\n")
+    assert open_checkpoint(pytorch).description["step"] == 3
+    assert run("convert", checkpoint, pytorch, "--style", "pytorch")[0] == 2
+    assert run("convert", checkpoint, pytorch, "--style", "trained", "--overwrite")[0] == 0
+    assert open_checkpoint(pytorch).style == "trained"
+
+
 def test_conversion_says_what_it_leaves_out(run, checkpoint, tmp_path):
     (checkpoint / "train_state").mkdir()
     _, out, _ = run("convert", checkpoint, tmp_path / "out")

@@ -61,10 +61,10 @@ def only(name: str, content: bytes) -> Hurt:
 
 
 STORES = [
-    Case("params is missing", delete(PARAMS), INSPECT, ["policy", "no params/ directory"]),
-    Case("params is a file", write(PARAMS, "no"), INSPECT, ["policy", "no params/ directory"]),
-    Case("params is a pickle", write(PARAMS, pickle.dumps(Bait())), INSPECT, ["policy", "no params/ directory"]),
-    Case("params is a link to nowhere", link(PARAMS, "nowhere"), INSPECT, ["policy", "no params/ directory"]),
+    Case("params is missing", delete(PARAMS), INSPECT, ["policy", "neither params/ nor model.safetensors"]),
+    Case("params is a file", write(PARAMS, "no"), INSPECT, ["policy", "neither params/ nor model.safetensors"]),
+    Case("params is a pickle", write(PARAMS, pickle.dumps(Bait())), INSPECT, ["policy", "neither params/ nor model.safetensors"]),
+    Case("params is a link to nowhere", link(PARAMS, "nowhere"), INSPECT, ["policy", "neither params/ nor model.safetensors"]),
     Case("params is empty", directory(PARAMS), INSPECT, ["policy/params", "_METADATA is missing"]),
     Case("the metadata is missing", delete(METADATA), INSPECT, ["policy/params", "_METADATA is missing"]),
     Case("the metadata is a pipe", pipe(METADATA), INSPECT, ["policy/params", "_METADATA is missing"]),
@@ -87,10 +87,14 @@ STORES = [
     Case("the manifest is a pipe", pipe(MANIFEST), INSPECT, ["policy/params", "Copy"]),
     Case("the arrays are missing", delete(f"{PARAMS}/ocdbt.process_0"), CHECK, ["policy/params", "Copy"]),
     Case("the checkpoint is a file", both(delete("policy"), write("policy", "no")), INSPECT, ["policy", "it is a file"]),
-    Case("the checkpoint is an array of objects", only("params.npz", npz(np.array([Bait()], dtype=object))), INSPECT, ["policy", "no params/ directory"]),
-    Case("the checkpoint is a pickle", only("params.pkl", pickle.dumps(Bait())), INSPECT, ["policy", "no params/ directory"]),
-    Case("the checkpoint is a safetensors file with a lying header", only("model.safetensors", safetensors(b"{}", 2**63)), INSPECT, ["model.safetensors", "PyTorch"]),
-    Case("the checkpoint is a safetensors file of nothing", only("model.safetensors", b""), INSPECT, ["model.safetensors", "PyTorch"]),
+    Case("the checkpoint is an array of objects", only("params.npz", npz(np.array([Bait()], dtype=object))), INSPECT, ["policy", "neither params/ nor model.safetensors"]),
+    Case("the checkpoint is a pickle", only("params.pkl", pickle.dumps(Bait())), INSPECT, ["policy", "neither params/ nor model.safetensors"]),
+    Case("the checkpoint is a safetensors file with a lying header", only("model.safetensors", safetensors(b"{}", 2**63)), INSPECT, ["model.safetensors", "header should take"]),
+    Case("the checkpoint is a safetensors file of nothing", only("model.safetensors", b""), INSPECT, ["model.safetensors", "damaged or incomplete"]),
+    Case("the checkpoint is a safetensors file without tensors", only("model.safetensors", safetensors(b"{}")), INSPECT, ["model.safetensors", "no parameters of a π₀"]),
+    Case("the checkpoint is a safetensors file of pickles", only("model.safetensors", pickle.dumps(Bait())), INSPECT, ["model.safetensors", "damaged or incomplete"]),
+    Case("a tensor lies beyond the end of its file", only("model.safetensors", safetensors(b'{"state_proj.bias": {"dtype": "F32", "shape": [9], "data_offsets": [0, 36]}}')), INSPECT, ["state_proj.bias", "does not fit"]),
+    Case("the model of a PyTorch file is no object", both(only("model.safetensors", safetensors(b"{}")), write("policy/pirl.json", '{"model": 3}')), INSPECT, ["pirl.json"]),
     Case("the checkpoint is a bucket", nothing, "convert gs://openpi-assets/checkpoints/pi0_base", ["gs:/", "copy it first"]),
 ]  # fmt: skip
 

@@ -21,7 +21,7 @@ from builders import MICRO, MICRO_LORA, MICRO_PI05, random_model, random_paramet
 from golden import ROOT, TINY_MODELS, arrays, assert_close, content, model_config, needs_golden, observation
 from pirl.errors import CheckpointError, ConfigError
 from pirl.interop import NormStats, compare, load_policy, open_checkpoint, save_checkpoint, save_policy
-from pirl.interop.reading import quiet_orbax
+from pirl.interop.orbax_store import quiet_orbax
 from pirl.models import LoraConfig, get_model_config, get_parameters
 from pirl.models.parameters import nest
 
@@ -404,10 +404,9 @@ def test_wrong_places_are_explained(tmp_path):
     (tmp_path / "run" / "500").mkdir()
     with pytest.raises(CheckpointError, match=r"steps 500, 1000: name one, e.g. .*run/1000"):
         open_checkpoint(tmp_path / "run")
-    (tmp_path / "torch").mkdir()
-    (tmp_path / "torch" / "model.safetensors").touch()
-    with pytest.raises(CheckpointError, match="PyTorch format"):
-        open_checkpoint(tmp_path / "torch")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(CheckpointError, match=r"neither params/ nor model.safetensors"):
+        open_checkpoint(tmp_path / "empty")
     (tmp_path / "file").touch()
     with pytest.raises(CheckpointError, match="it is a file"):
         open_checkpoint(tmp_path / "file")

@@ -28,7 +28,8 @@ class Convert(WithJson):
     """
 
     checkpoint: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="CHECKPOINT")]
-    """Checkpoint directory (the one that holds params/), or a run, of which the newest policy is meant."""
+    """Checkpoint directory (the one that holds params/ or model.safetensors), or a run, of which the newest policy is
+    meant."""
     output: Annotated[tyro.conf.Positional[Path | None], optional("[OUTPUT]")] = None
     """Where to write the converted checkpoint; with --check, the checkpoint to compare with."""
     check: bool = False
@@ -39,8 +40,9 @@ class Convert(WithJson):
     """Fold LoRA weights into the weights they update."""
     dtype: Annotated[Literal["float32", "bfloat16"] | None, default("as saved", "float32|bfloat16")] = None
     """Cast every parameter."""
-    style: Literal["released", "trained"] = "released"
-    """Key layout to write: plain, or with the trailing `value` of OpenPI's own training runs. OpenPI reads both."""
+    style: Literal["released", "trained", "pytorch"] = "released"
+    """What to write: OpenPI's JAX format with plain keys (released) or with the trailing `value` of its training runs
+    (trained), or the model.safetensors of its PyTorch models. OpenPI reads all three."""
     overwrite: bool = False
     """Replace the output if it exists."""
     rtol: float = 0.0
@@ -102,7 +104,7 @@ class Convert(WithJson):
             table.add_row(path, "×".join(map(str, leaf.shape)), str(leaf.dtype), f"{leaf.size:,}")
         rows = [
             ("checkpoint", summary["directory"]),
-            ("key style", summary["style"]),
+            ("style", summary["style"]),
             ("parameters", f"{summary['parameters']:,} in {summary['leaves']} arrays, {size(summary['bytes'])}"),
             *((f"  {group}", f"{count:,}") for group, count in summary["groups"].items()),
             ("dtypes", ", ".join(f"{name}: {count:,}" for name, count in summary["dtypes"].items())),
@@ -204,11 +206,14 @@ def _left_out(checkpoint: "Checkpoint") -> list[str]:
     """What lies in a checkpoint beside parameters and statistics, and is not written again."""
     assets = [file for file in (checkpoint.directory / "assets").rglob("*") if file.is_file()]
     others = [file.relative_to(checkpoint.directory).as_posix() for file in assets if file.name != "norm_stats.json"]
-    return [item for item in _items(checkpoint) if item not in ("params", "assets")] + sorted(others)
+    written = ("params", "assets", "model.safetensors")
+    return [item for item in _items(checkpoint) if item not in written] + sorted(others)
 
 
 def _items(checkpoint: "Checkpoint") -> list[str]:
-    return sorted(entry.name for entry in checkpoint.directory.iterdir() if entry.is_dir())
+    """The parts of a checkpoint: directories, and what PyTorch has as files."""
+    entries = checkpoint.directory.iterdir()
+    return sorted(entry.name for entry in entries if entry.is_dir() or entry.suffix in (".safetensors", ".pt"))
 
 
 def _summary(checkpoint: "Checkpoint") -> dict[str, Any]:

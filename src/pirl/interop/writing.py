@@ -20,7 +20,11 @@ import pirl
 from pirl.errors import CheckpointError
 from pirl.files import expand_home, put_back, put_in_place, remove_directory
 from pirl.interop.norm_stats import FILE_NAME, NormStats, write_norm_stats
-from pirl.interop.reading import DESCRIPTION_FILE, Style, quiet_orbax
+from pirl.interop.orbax_store import quiet_orbax
+from pirl.interop.pytorch import FILE_NAME as PYTORCH_FILE
+from pirl.interop.pytorch import check_writable, write_pytorch
+from pirl.interop.reading import DESCRIPTION_FILE
+from pirl.interop.stores import Style
 from pirl.models.config import Pi0Config
 from pirl.models.parameters import get_parameters, nest
 from pirl.models.pi0 import Pi0
@@ -63,15 +67,23 @@ def save_checkpoint(
 ) -> Path:
     """Write parameters, statistics (by asset id) and a description. The directory appears complete or not at all.
 
-    Where there are several processes all of them have to call it, each for its part, on a file system they share.
+    Where there are several processes all of them have to call it, each for its part, on a file system they share. In
+    style `pytorch` the parameters are one file, which a single process writes.
     """
     directory = expand_home(path).resolve()
+    if style == "pytorch":
+        check_writable(params)
+        if jax.process_count() > 1:
+            raise CheckpointError("several processes cannot write one PyTorch file: use `pirl convert` afterwards.")
     if jax.process_index() == 0:
         check_target(directory, overwrite)
     writer = CheckpointWriter(params, config, norm_stats=norm_stats, metadata=metadata, style=style)
     with _appears_whole(directory) as partial:
-        with quiet_orbax(), ocp.PyTreeCheckpointer() as checkpointer:
-            writer.save_arrays(partial, checkpointer)
+        if style == "pytorch":
+            write_pytorch(partial, params)
+        else:
+            with quiet_orbax(), ocp.PyTreeCheckpointer() as checkpointer:
+                writer.save_arrays(partial, checkpointer)
         if jax.process_index() == 0:
             writer.complete(partial)
     return directory
@@ -94,7 +106,7 @@ class CheckpointWriter:
                 raise CheckpointError(f"{asset_id!r} is no asset id: it has to name a directory inside assets/.")
         self._started = time.time_ns()
         self._description = _describe(params, config, metadata or {})
-        self._norm_stats = norm_stats or {}
+        self._norm_stats, self._style = norm_stats or {}, style
         suffix = "/value" if style == "trained" else ""
         self._tree: Any = {"params": nest({name + suffix: value for name, value in params.items()})}
 
@@ -111,8 +123,9 @@ class CheckpointWriter:
         for asset_id, stats in self._norm_stats.items():
             write_norm_stats(partial / "assets" / asset_id / FILE_NAME, stats)
         (partial / DESCRIPTION_FILE).write_text(self._description)
-        about = _step_metadata(self._started, bool(self._norm_stats))
-        (partial / "_CHECKPOINT_METADATA").write_text(json.dumps(about))
+        if self._style != "pytorch":
+            about = _step_metadata(self._started, bool(self._norm_stats))
+            (partial / "_CHECKPOINT_METADATA").write_text(json.dumps(about))
 
 
 def check_target(directory: Path, overwrite: bool) -> None:
@@ -126,7 +139,7 @@ def check_target(directory: Path, overwrite: bool) -> None:
         return
     if not overwrite:
         raise CheckpointError(f"{directory} exists already: choose another place, or overwrite it (--overwrite).")
-    if not (directory / "params" / "_METADATA").is_file():
+    if not any((directory / file).is_file() for file in ("params/_METADATA", PYTORCH_FILE)):
         raise CheckpointError(f"{directory} is not a checkpoint, so it is not overwritten: choose another place.")
 
 

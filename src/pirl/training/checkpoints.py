@@ -21,7 +21,7 @@ from pirl.envs.evaluation import versions
 from pirl.errors import CheckpointError, in_one_line
 from pirl.files import put_in_place, remove_directory
 from pirl.interop import NormStats, check_target
-from pirl.interop.reading import quiet_orbax
+from pirl.interop.orbax_store import quiet_orbax
 from pirl.interop.writing import CheckpointWriter
 from pirl.models import Pi0, get_parameters
 from pirl.models.parameters import nest

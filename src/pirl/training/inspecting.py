@@ -16,7 +16,8 @@ from pirl.config import RLTrainConfig, load_config
 from pirl.errors import CheckpointError, ConfigError, did_you_mean, in_one_line
 from pirl.files import expand_home
 from pirl.interop import open_checkpoint
-from pirl.interop.reading import Checkpoint, quiet_orbax
+from pirl.interop.orbax_store import OrbaxStore, make_orbax_store, quiet_orbax
+from pirl.interop.reading import Checkpoint
 from pirl.models import abstract_model
 from pirl.run_files import RunFiles, refuse_directory_of_runs, saved_steps
 from pirl.training import sharding
@@ -105,8 +106,10 @@ def open_state(path: Path, step: int | None = None) -> SavedState:
     if (directory / FILE_NAME).is_file():
         return _open_full(directory, directory.parents[2])
     policy = open_checkpoint(directory)
-    known = {leaf.name: leaf for leaf in _read_tree(policy.params_directory)[0].values()}
-    layout = _saved_layout({path: known[name] for path, name in policy.names.items()})
+    layout = planned_layout(policy.leaves, devices=1, fsdp_devices=1)
+    if isinstance(policy.store, OrbaxStore):
+        known = {leaf.name: leaf for leaf in _read_tree(policy.store.directory)[0].values()}
+        layout = _saved_layout({path: known[name] for path, name in policy.store.names.items()})
     return SavedState(f"the policy {path}", policy, layout)
 
 
@@ -119,16 +122,8 @@ def _open_full(directory: Path, run: Path) -> SavedState:
         raise CheckpointError(f"{directory} is damaged: {in_one_line(error)}.") from error
     if missing := [path for path in leaves if path not in tree]:
         raise CheckpointError(f"{directory} is damaged: {missing[0]} is missing.")
-    store = Checkpoint(
-        directory=directory,
-        params_directory=directory / ARRAYS,
-        style="released",
-        leaves=leaves,
-        description={},
-        names={path: tree[path].name for path in leaves},
-        zarr3=bool(options.get("use_zarr3")),
-        zeros_are_stored=bool(options.get("store_array_data_equal_to_fill_value")),
-    )
+    arrays = make_orbax_store(directory / ARRAYS, leaves, {path: tree[path].name for path in leaves}, options)
+    store = Checkpoint(directory, "released", arrays, {})
     notes, config = [], None
     try:
         config = load_config(RunFiles(run).config_file)
