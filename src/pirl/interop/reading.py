@@ -112,10 +112,12 @@ class Checkpoint:
             return jax.make_array_from_callback(leaf.shape, sharding, lambda index: store[index].read().result())
 
 
-def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
-    """Open a checkpoint directory, or the `params` directory inside one."""
-    if re.match(r"\w{2,}:/", str(path)):
-        raise CheckpointError(f"{path} is not on this machine: copy it first (gsutil -m cp -r …), then name the copy.")
+def find_params(path: str | os.PathLike[str]) -> tuple[Path, Path]:
+    """A checkpoint directory and the `params` in it, whichever of the two is named, as OpenPI does both; none is read."""
+    if remote := re.match(r"(\w{2,}):/+(.+?)(/params)?/*$", str(path)):  # a Path has lost one of the slashes
+        scheme, place = remote[1], f"{remote[1]}://{remote[2]}"
+        how = f"gsutil -m cp -r {place} checkpoints/" if scheme == "gs" else "with its assets/"
+        raise CheckpointError(f"{place} is not on this machine: copy it first ({how}), then name the copy.")
     directory = Path(os.path.expanduser(path)).absolute()
     if not directory.is_dir():
         what = "it is a file" if directory.exists() else "the directory does not exist"
@@ -127,6 +129,12 @@ def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
         raise CheckpointError(
             f"{directory} is not an OpenPI checkpoint: it has no params/ directory.{_hint(directory)}"
         )
+    return directory, params_directory
+
+
+def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
+    """Open a checkpoint directory, or the `params` directory inside one."""
+    directory, params_directory = find_params(path)
     _check_store(params_directory)
     with _named_damage(params_directory, "its metadata"), quiet_orbax(), ocp.PyTreeCheckpointer() as checkpointer:
         store = json.loads((params_directory / "_METADATA").read_text())
@@ -247,7 +255,10 @@ def _hint(directory: Path) -> str:
         newest = directory / str(steps[-1])
         return f" It holds the checkpoints of steps {', '.join(map(str, steps))}: name one, e.g. {newest}."
     if (directory / "model.safetensors").is_file():
-        return " It holds model.safetensors, OpenPI's PyTorch format; pirl reads the JAX one."
+        return (
+            " It holds model.safetensors, the PyTorch format of OpenPI and LeRobot; pirl reads OpenPI's JAX one: name "
+            "the checkpoint that it was converted from."
+        )
     return ""
 
 
