@@ -55,7 +55,11 @@ def sound(tmp_path):
         ({"from_scratch": False, "model.preset": "pi0_base"}, "gs://openpi-assets/checkpoints/pi0_base"),
         ({"from_scratch": False, "model.preset": "pi05_base"}, "gs://openpi-assets/checkpoints/pi05_base"),
         ({"checkpoint": "nowhere"}, "checkpoint and from_scratch exclude each other"),
-        ({"checkpoint": "nowhere", "from_scratch": False}, "nowhere is no OpenPI checkpoint"),
+        ({"checkpoint": "nowhere", "from_scratch": False}, "nowhere: the directory does not exist"),
+        (
+            {"checkpoint": "gs://openpi-assets/checkpoints/pi0_base/params", "from_scratch": False},
+            "not on this machine: copy it first (gsutil -m cp -r gs://openpi-assets/checkpoints/pi0_base checkpoints/)",
+        ),
         ({"data.norm_stats": "checkpoint"}, "needs a --checkpoint to take them from"),
         ({"data.robot": "alloha"}, "Did you mean aloha?"),
         ({"data.robot": "aloha"}, "actions of aloha have 14 dimensions, the model has room for model.action_dim = 8"),
@@ -119,6 +123,22 @@ def test_a_checkpoint_may_be_a_run_and_then_its_newest_policy_is_meant(sound, tm
         check_config(begun)
     (tmp_path / "run/checkpoints/policy/20/params").mkdir(parents=True)
     check_config(begun)
+
+
+def test_a_checkpoint_may_be_named_by_its_params_as_openpi_does(sound, tmp_path):
+    params = tmp_path / "pi0_base/params"
+    params.mkdir(parents=True)
+    for place in (params.parent, params):
+        if place == params:
+            (params / "_METADATA").touch()
+        check_config(override_config(sound, {"checkpoint": str(place), "from_scratch": False}))
+    torch, nothing = tmp_path / "torch", tmp_path / "nothing"
+    for directory in (torch, nothing):
+        directory.mkdir()
+    (torch / "model.safetensors").touch()
+    check_config(override_config(sound, {"checkpoint": str(torch), "from_scratch": False}))
+    with pytest.raises(ConfigError, match="neither params/ nor model.safetensors"):
+        check_config(override_config(sound, {"checkpoint": str(nothing), "from_scratch": False}))
 
 
 @given(st.integers(1, 64), st.integers(1, 8), st.integers(1, 4), st.sampled_from([1, 2, 4]))

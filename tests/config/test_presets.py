@@ -9,9 +9,11 @@ from pirl.agents.acrlpd import ACRLPDConfig
 from pirl.agents.bc import BCConfig
 from pirl.cli.main import _parse
 from pirl.config import check_config, debug_config, get_config, get_preset, list_configs, override_config
+from pirl.data import open_dataset, read_outcomes
 from pirl.data.robots import load_robot
-from pirl.errors import ConfigError
+from pirl.errors import ConfigError, DataError
 from pirl.models.critic import LARGE_CRITICS
+from sample_datasets import build, edit_table
 
 FULL_SIZE = ("aloha_fold", "rl_fold_box", "aloha_sim", "droid", "libero")
 
@@ -90,6 +92,17 @@ def test_a_baseline_is_said_to_need_the_machine_of_its_rl_preset_and_nothing_of_
     assert "Data: as" in about
     (needs,) = re.findall(r"^Needs: (.*?)^Should reach", about, flags=re.MULTILINE | re.DOTALL)
     assert f"Needs: {needs}" in learner
+
+
+def test_a_baseline_needs_no_outcomes(tmp_path):
+    """Rewards that do not tell of success are as good as none to what does not look at them."""
+    built = build(tmp_path, cameras="none", rewards="dense")
+    for episode in built.episodes:
+        edit_table(episode.data_file, lambda table: table.drop_columns(["next.success"]))
+    dataset = open_dataset(built.root)
+    with pytest.raises(DataError, match="nothing about success"):
+        read_outcomes(dataset, get_config("droid").data.outcomes)
+    assert read_outcomes(dataset, get_config("droid_bc").data.outcomes).success.tolist() == [-1, -1, -1]
 
 
 def test_a_policy_to_begin_with_that_openpi_has_not_released_is_made_first():

@@ -17,11 +17,13 @@ from pirl.data.checking import check_dataset
 from pirl.data.lerobot.dataset import open_dataset
 from pirl.data.lerobot.rows import by_episode
 from pirl.data.outcomes import OutcomeConfig
+from pirl.data.summary import summarize
 from pirl.errors import DataError
 from sample_datasets import (
     BROKEN,
     VALID,
     build,
+    edit_column,
     edit_data,
     edit_info,
     fuzz_info,
@@ -238,8 +240,8 @@ def with_pictures(root, content, **options):
 
 
 NOISE = np.random.default_rng(0).integers(0, 255, (32, 48, 3), np.uint8)
+DEPTHS = encoded(PIL.Image.fromarray(np.full((32, 48), 1500, np.uint16)), "PNG")
 BAD_PICTURES = {
-    "depth": (encoded(PIL.Image.fromarray(np.full((32, 48), 1500, np.uint16)), "PNG"), "not colours"),
     "float": (encoded(PIL.Image.fromarray(np.ones((32, 48), np.float32)), "TIFF"), "cannot identify"),
     "postscript": (encoded(PIL.Image.fromarray(NOISE), "EPS"), "cannot identify"),
     "half_jpeg": (encoded(PIL.Image.fromarray(NOISE), "JPEG")[:-400], "truncated"),
@@ -247,12 +249,44 @@ BAD_PICTURES = {
 
 
 @pytest.mark.parametrize("name", BAD_PICTURES)
-def test_a_picture_is_whole_and_of_colours(name, tmp_path):
+def test_a_picture_is_whole(name, tmp_path):
     content, expected = BAD_PICTURES[name]
     built = with_pictures(tmp_path / "data", content)
-    assert any(expected in problem and "episode 0" in problem for problem in check(built))
+    problems = check(built)
+    assert len(problems) == len(built.cameras) * len(built.episodes), "one for each episode"
+    assert expected in problems[0]
+    assert "episode 0" in problems[0]
+    assert "the picture of frame 0 cannot be read" in problems[0]
+    assert "(and 6 more frames)" in problems[0]
     with pytest.raises(DataError, match=expected):
         next(open_dataset(built.root).decode(built.cameras[0], 0))
+
+
+@pytest.mark.parametrize("decode", [False, True])
+def test_a_camera_of_depths_beside_others_is_noted_once(decode, tmp_path):
+    built = build(tmp_path / "data", cameras="image")
+    colours, depths = built.cameras
+    replace(built, depths, lambda table: [{"bytes": DEPTHS, "path": "a"}] * len(table))
+    _, found = check_dataset(built.root, decode=decode)
+    (note,) = found
+    assert (note.severity, note.column) == ("note", depths)
+    assert "depths, not colours" in str(note)
+    dataset = open_dataset(built.root)
+    with pytest.raises(DataError, match="not colours"):
+        next(dataset.decode(depths, 0))
+    shown = {camera["name"]: camera for camera in summarize(dataset, OutcomeConfig())["cameras"]}
+    assert shown[colours]["storage"] == "pictures in parquet"
+    assert shown[depths] == {"name": depths, "height": 32, "width": 48, "storage": shown[depths]["storage"]}
+    assert "depths" in shown[depths]["storage"]
+
+
+def test_a_depth_amid_colours_is_a_problem(tmp_path):
+    built = build(tmp_path / "data", cameras="image")
+    edit_column(built, built.cameras[0], lambda cells: [{"bytes": DEPTHS, "path": "a"}, *cells[1:]])
+    (problem,) = check(built)
+    assert "episode 1" in problem
+    assert "frame 0" in problem
+    assert "not colours" in problem
 
 
 def test_another_picture_size_is_noted_once(tmp_path):

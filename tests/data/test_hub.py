@@ -76,3 +76,11 @@ def test_without_the_hub_library_it_says_what_to_install(hub, monkeypatch):
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     with pytest.raises(DataError, match=r"pirl\[hub\]"):
         open_dataset("me/pick")
+
+
+@pytest.mark.parametrize(
+    "place", ["https://huggingface.co/datasets/me/pick", "gs://bucket/pick", "hf://datasets/me/pick"]
+)
+def test_a_dataset_elsewhere_is_to_be_copied_or_named_as_the_hub_does(place):
+    with pytest.raises(DataError, match=f"{place} is not on this machine: copy it .* NAME/DATASET"):
+        open_dataset(place)

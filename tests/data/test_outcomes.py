@@ -96,8 +96,8 @@ def test_plain_demonstrations_are_successes_only_if_asked(tmp_path, reward):
 
 
 @pytest.mark.parametrize("version", ["v2.1", "v3.0"])
-@pytest.mark.parametrize("key", ["success", "is_success", "next.success"])
-@pytest.mark.parametrize("yes_no", [(True, False), (1, 0), (1.0, 0.0)])
+@pytest.mark.parametrize("key", ["success", "is_success", "next.success", "is_episode_successful", "episode_success"])
+@pytest.mark.parametrize("yes_no", [(True, False), (1, 0), (1.0, 0.0), ("success", "failure"), ("True", "FAILED ")])
 def test_success_may_stand_in_the_episode_metadata(tmp_path, version, key, yes_no):
     built = build(tmp_path, version=version, cameras="none", rewards="none")
     for episode, succeeded in enumerate([False, True, False]):
@@ -125,6 +125,59 @@ def test_metadata_that_speak_of_some_episodes_leave_the_others_silent(tmp_path):
     assert "(0, 2)" in message
     outcomes = read_outcomes(open_dataset(built.root), OutcomeConfig(unlabelled="success"))
     assert outcomes.success.tolist() == [1, 0, 1]
+
+
+def test_an_episode_of_droid_says_on_every_frame_whether_it_succeeded(tmp_path):
+    """LeRobot's port of DROID, whose `reward` is 1 at the end of every demonstration, failed ones included."""
+    columns = {
+        "is_episode_successful": [[True] * 3, [False] * 2],
+        "reward": [[0.0, 0.0, 1.0], [0.0, 1.0]],
+        "is_terminal": [[False, False, True], [False, True]],
+        "task_category": [["Move object into container"] * 3, ["Do anything"] * 2],
+    }
+    outcomes = read_outcomes(recorded(tmp_path, columns), OutcomeConfig(unlabelled="success"))
+    assert outcomes.success.tolist() == [1, 0]
+    assert outcomes.rewards.tolist() == [0, 0, 1, 0, 0]
+
+
+@pytest.mark.parametrize("unlabelled", ["error", "success"])
+@pytest.mark.parametrize(
+    ("column", "values", "way_out"),
+    [
+        ("reward", [[0.0, 1.0], [0.0, 0.0]], {"reward_column": "reward"}),
+        ("observation.task_success", [[False, True], [False, False]], {"success_column": "observation.task_success"}),
+        ("complementary_info.Solved", [[0, 1], [0, 0]], {"success_column": "complementary_info.Solved"}),
+    ],
+)
+def test_a_column_that_sounds_like_an_outcome_is_named_and_nothing_guessed(
+    tmp_path, column, values, way_out, unlabelled
+):
+    dataset = recorded(tmp_path, {column: values})
+    message = complaint(dataset, OutcomeConfig(unlabelled=unlabelled))
+    for text in (f"2 episodes say nothing about success (0, 1), though {column} may tell", "pirl data label"):
+        assert text in message
+    for option in way_out:
+        assert f"set {option}" in message or f"or {option}" in message
+    assert read_outcomes(dataset, OutcomeConfig(unlabelled=unlabelled, **way_out)).success.tolist() == [1, 0]
+
+
+def test_a_column_that_sounds_like_an_outcome_is_named_beside_rewards_that_do_not_tell(tmp_path):
+    dataset = recorded(tmp_path, {"next.reward": [[0.2, 0.7], [0.1, 0.3]], "grasp_success": [[0, 1], [0, 0]]})
+    assert "set success_column to the column that tells (perhaps grasp_success)" in complaint(dataset)
+
+
+@pytest.mark.parametrize("version", ["v2.1", "v3.0"])
+@pytest.mark.parametrize(("key", "value"), [("episode_success", "unknown"), ("outcome", "good"), ("success", 0.5)])
+def test_metadata_that_are_not_understood_are_no_success(tmp_path, version, key, value):
+    built = build(tmp_path, version=version, cameras="none", rewards="none", lengths=(2, 3))
+    for episode in range(2):
+        set_episode(built, key, value, episode)
+    for unlabelled in ("error", "success"):
+        message = complaint(open_dataset(built.root), OutcomeConfig(unlabelled=unlabelled))
+        assert f"2 episodes say nothing about success (0, 1), and what {key} in their metadata means" in message
+        assert "label them (pirl data label)" in message
+    write_labels(built.root, {0: Label(0, success=True), 1: Label(1, success=False)})
+    assert read_outcomes(open_dataset(built.root), OutcomeConfig()).success.tolist() == [1, 0]
 
 
 # Rewards of each episode of a dataset -> whether each succeeded, and after how many frames it ends.
@@ -256,7 +309,9 @@ def test_failures_that_are_told_need_no_rewards(tmp_path, evidence):
         dataset = recorded(tmp_path, zeros | {"next.success": [[0, 0], [0, 0, 0]]})
     outcomes = read_outcomes(dataset, OutcomeConfig(unlabelled="success"))
     assert outcomes.success.tolist() == [0, 0]
-    assert outcomes.notes == []
+    (note,) = outcomes.notes
+    assert (note.severity, note.message[:34]) == ("note", "none of the episodes succeeded, so")
+    assert read_outcomes(dataset, OutcomeConfig("raw")).notes == [], "whose rewards may tell more"
 
 
 def test_an_episode_of_zeros_is_a_failure_where_another_has_a_reward(tmp_path):
@@ -479,6 +534,41 @@ def test_labels_that_fit_are_used(tmp_path):
     built = build(tmp_path, cameras="none")
     write_labels(built.root, {1: Label(1, success=True, length=5)})
     assert read_outcomes(open_dataset(built.root), OutcomeConfig()).success.tolist() == [1, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("column", "values"),
+    [
+        ("next.success", [[float("nan"), 1.0], [float("nan"), 0.0]]),
+        ("success", [["yes", "no"], ["no", "no"]]),
+        ("next.reward", [[0.0, float("inf")], [0.0, 1.0]]),
+        ("next.success", [[None, True], [None, False]]),
+    ],
+)
+def test_where_everything_is_labelled_a_column_that_cannot_be_read_is_not_missed(tmp_path, column, values):
+    dataset = recorded(tmp_path, {column: values}, labels=[Label(0, success=True)])
+    message = complaint(dataset)
+    assert column in message
+    assert "label all episodes (pirl data label)" in message or "empty cells" in message
+    write_labels(dataset.root, {number: Label(number, success=number == 0) for number in range(2)})
+    outcomes = read_outcomes(dataset, OutcomeConfig())
+    assert outcomes.success.tolist() == [1, 0]
+    assert {(note.severity, note.column) for note in outcomes.notes} == {("note", column)}
+    assert column in complaint(dataset, OutcomeConfig("raw")), "rewards are asked for"
+
+
+def test_a_label_that_says_how_an_episode_ended_is_believed_before_early_marks(tmp_path):
+    """Some simulators go on marking `done` from the success to the end of the recording."""
+    done = [[False, True, True], [False, True, True]]
+    dataset = recorded(tmp_path, {"next.done": done}, labels=[Label(0, success=True), Label(1, success=False)])
+    message = complaint(dataset)
+    for text in ("episode 0", "episode 1", "frame 1 is marked as the end", "label it (pirl data label)"):
+        assert text in message
+    labels = [Label(0, success=True, truncated=False), Label(1, success=False, truncated=True)]
+    write_labels(dataset.root, {label.episode: label for label in labels})
+    outcomes = read_outcomes(dataset, OutcomeConfig())
+    assert outcomes.success.tolist() == [1, 0]
+    assert ended(outcomes) == [True, False]
 
 
 # --- what is refused ------------------------------------------------------------------------------------------------

@@ -4,12 +4,14 @@ import dataclasses
 import json
 import logging
 import os
+import re
 import shutil
 import signal
 import socket
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -410,6 +412,23 @@ def test_wrong_places_are_explained(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(CheckpointError, match="it is a file"):
         open_checkpoint(tmp_path / "file")
+
+
+BASE = "gs://openpi-assets/checkpoints/pi0_base"
+
+
+@pytest.mark.parametrize(
+    ("place", "said"),
+    [
+        (BASE, f"{BASE} is not on this machine"),
+        (f"{BASE}/params/", f"copy it first (gsutil -m cp -r {BASE} checkpoints/), then name the copy"),
+        (Path(BASE), f"gsutil -m cp -r {BASE} checkpoints/"),
+        ("hf://lerobot/pi0", "hf://lerobot/pi0 is not on this machine: copy it first (with its assets/)"),
+    ],
+)
+def test_a_checkpoint_elsewhere_is_to_be_copied_whole(place, said):
+    with pytest.raises(CheckpointError, match=re.escape(said)):
+        open_checkpoint(place)
 
 
 # --- comparing ---------------------------------------------------------------------------------------------------

@@ -98,6 +98,33 @@ def test_statistics_of_the_checkpoint_are_taken_by_name(configure, tmp_path):
 
 
 @pytest.mark.usefixtures("toy")
+def test_new_statistics_take_the_place_of_those_that_the_policy_had(configure, tmp_path):
+    """Whoever serves the policy looks for them under the name that OpenPI gave them."""
+    import toy_learner
+
+    def name_of(**changes):
+        (name,) = set_up(configure(from_scratch=False, **changes)).norm_stats
+        return name
+
+    wide = {"state": 8, "actions": 3}
+    statistics = {name: NormStats(np.zeros(width), np.ones(width)) for name, width in wide.items()}
+    policy, place = toy_learner.load(configure(), None), str(tmp_path / "policy")
+    save_policy(place, policy, norm_stats={"me/fold_box": statistics})
+    assert name_of(checkpoint=place) == "me/fold_box"
+    assert name_of(checkpoint=place, data__asset_id="mine") == "mine"
+    save_policy(place, policy, norm_stats={"trossen": statistics, "franka": statistics}, overwrite=True)
+    assert name_of(checkpoint=place) == "tabletop_state"
+    save_policy(place, policy, overwrite=True)
+    assert name_of(checkpoint=place) == "tabletop_state"
+    # A run that goes on keeps the name, whatever has become of the checkpoint that it began with.
+    run = RunFiles(tmp_path / "run")
+    gone = dataclasses.replace(configure(from_scratch=False, checkpoint=place), checkpoint=str(tmp_path / "gone"))
+    assert list(set_up(gone, resumed=run).norm_stats) == ["tabletop_state"]
+    save_policy(run.policies / "5", policy, norm_stats={"me/fold_box": statistics})
+    assert list(set_up(gone, resumed=run).norm_stats) == ["me/fold_box"]
+
+
+@pytest.mark.usefixtures("toy")
 def test_only_critics_look_beyond_the_chunk(configure):
     """What is not looked at is not read, decoded or sent to a device."""
     for learner, looks in (("acrlpd", True), ("bc", False)):

@@ -28,7 +28,7 @@ class _WithOutcomes:
     """Reward the training will use: 1 on success, -1 per step until success, or the reward column as it is."""
     reward_column: Annotated[str | None, default("next.reward", "NAME")] = None
     """Column that holds the reward."""
-    success_column: Annotated[str | None, default("next.success, is_success or success", "NAME")] = None
+    success_column: Annotated[str | None, default("next.success, is_success, success, …", "NAME")] = None
     """Column that says whether the episode succeeded."""
     unlabelled: Literal["error", "success"] = "error"
     """What episodes that say nothing about success are: a problem, or demonstrations that succeeded."""

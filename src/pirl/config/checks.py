@@ -19,7 +19,7 @@ from pirl.envs.registry import find_env_class
 from pirl.envs.seeds import MEASURED
 from pirl.errors import ConfigError, DataError, UserError
 from pirl.files import expand_home
-from pirl.interop import holds_checkpoint
+from pirl.interop.reading import find_params
 from pirl.models.config import get_model_config
 from pirl.packages import is_installed
 
@@ -273,11 +273,7 @@ def _start(config: RLTrainConfig) -> Iterator[str]:
         yield "checkpoint and from_scratch exclude each other: --from-scratch false, or --checkpoint none."
         return
     try:
-        if not holds_checkpoint(find_policy(expand_home(config.checkpoint))):
-            yield (
-                f"checkpoint: {config.checkpoint} is no OpenPI checkpoint: the directory is meant that holds params/ or "
-                "model.safetensors."
-            )
+        find_params(find_policy(expand_home(config.checkpoint)))
     except UserError as error:
         yield f"checkpoint: {error}"
 

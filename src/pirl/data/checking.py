@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from pirl.data.lerobot.columns import ParquetDamageError, is_numeric, open_picture, read_all_cells
+from pirl.data.lerobot.columns import DepthPictureError, ParquetDamageError, is_numeric, open_picture, read_all_cells
 from pirl.data.lerobot.dataset import Dataset, scan_dataset
 from pirl.data.lerobot.layout import DEFAULT_COLUMNS, resolve_inside
 from pirl.data.lerobot.rows import by_episode
@@ -163,6 +163,8 @@ def _check_camera(dataset: Dataset, camera: str, decode: bool) -> Iterator[Probl
             except BrokenDatasetError:
                 continue  # said already
             except DataError as error:
+                if isinstance(error.__cause__, DepthPictureError):
+                    break  # likewise
                 yield Problem(str(error), episode=number, column=camera)
 
 
@@ -190,6 +192,7 @@ def _check_pictures(dataset: Dataset, camera: str) -> Iterator[Problem]:
     positions[rows.order] = np.arange(len(rows.order))
     counts: Counter[tuple[int, int]] = Counter()
     first_of: dict[tuple[int, int], tuple[int, int, str]] = {}
+    wrong: dict[int, list[tuple[int, str, DataError]]] = {}
     for file, relative in enumerate(rows.files):
         try:
             cells = read_all_cells(resolve_inside(dataset.root, relative), camera)
@@ -202,13 +205,13 @@ def _check_pictures(dataset: Dataset, camera: str) -> Iterator[Problem]:
                 try:
                     size = _check_picture(cell)
                 except DataError as error:
-                    message = f"the picture of frame {frame} cannot be read: {error}"
-                    yield Problem(message, episode=number, file=relative, column=camera)
+                    wrong.setdefault(number, []).append((frame, relative, error))
                 else:
                     counts[size] += 1
                     first_of.setdefault(size, (number, frame, relative))
         except (ParquetDamageError, ValueError) as error:
             yield Problem(str(error), file=relative, column=camera)
+    yield from _wrong_pictures(dataset, camera, wrong)
     for size in counts if wanted else ():
         if size == wanted:
             continue
@@ -216,6 +219,21 @@ def _check_pictures(dataset: Dataset, camera: str) -> Iterator[Problem]:
         count = f"{counts[size]} pictures have" if counts[size] > 1 else "one picture has"
         message = f"info.json says {_times(wanted)} pixels, {count} another size: frame {frame} is the first"
         yield Problem(message, "note", number, relative, camera, _times(size))
+
+
+def _wrong_pictures(
+    dataset: Dataset, camera: str, wrong: dict[int, list[tuple[int, str, DataError]]]
+) -> Iterator[Problem]:
+    """The first wrong picture of each episode. A camera of depths alone is none that a policy could be given."""
+    errors = [error for entries in wrong.values() for *_, error in entries]
+    if len(errors) == len(dataset) and all(isinstance(error, DepthPictureError) for error in errors):
+        yield Problem("its pictures are depths, not colours: a policy cannot look through it", "note", column=camera)
+        return
+    for number, entries in sorted(wrong.items()):
+        frame, relative, error = min(entries, key=lambda entry: entry[0])
+        more = f" (and {len(entries) - 1} more frames)" if len(entries) > 1 else ""
+        message = f"the picture of frame {frame} cannot be read: {error}{more}"
+        yield Problem(message, episode=number, file=relative, column=camera)
 
 
 def _times(size: tuple[int, int] | None) -> str:

@@ -1,6 +1,7 @@
 """What a dataset says about how its episodes ended: columns, labels, fields of the metadata, and rewards that tell."""
 
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -8,13 +9,16 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool, Int64
 
-from pirl.data.labels import LABEL_FILE, Label, read_labels
+from pirl.data.labels import LABEL_FILE, Label, read_labels, yes_or_no
 from pirl.data.lerobot.dataset import Dataset
 from pirl.data.problems import Problem
 
-SUCCESS_COLUMNS = ("next.success", "is_success", "success")
+# LeRobot's own name first; then RLinf's, what many write by hand, that of DROID, and that of Evo-RL's recorder.
+SUCCESS_COLUMNS = ("next.success", "is_success", "success", "is_episode_successful", "episode_success")
 END_COLUMNS = {key: (f"next.{key}", key) for key in ("done", "truncated", "terminated")}
 REWARD_COLUMN = "next.reward"
+_REMEDY = "; or label all episodes (pirl data label), which is believed before columns"
+_SOUNDS_LIKE_OUTCOME = re.compile("success|succeed|solved|fail|outcome|reward", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -28,6 +32,9 @@ class Evidence:
     success_in_rewards: dict[int, np.ndarray]  # by position, where rewards tell
     ends: dict[str, np.ndarray]  # done, truncated, terminated: those that are there
     names: dict[str, str | None]  # of their columns
+    unread_columns: tuple[str, ...]  # that may tell, by their names
+    unread_fields: dict[int, tuple[str, ...]]  # of the metadata, by position, likewise
+    problems: tuple[Problem, ...]  # with columns that are there, but cannot be read
 
     def success(self, episode: int, first: int, last: int) -> tuple[bool | None, int]:
         """Whether an episode succeeded, and at which row if it did."""
@@ -57,9 +64,18 @@ class Evidence:
         """Whether there is a reward to take as it is."""
         return self.reward is not None or self.has_label_reward(episode)
 
-    def may_know_more(self, episode: int) -> bool:
+    def has_rewards(self, episode: int) -> bool:
         """Whether there are rewards that may tell of success, even if not in a way that is understood."""
         return (self.reward is not None and not self.has_only_zeros) or self.has_label_reward(episode)
+
+    def unread(self, episode: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Columns, and fields of the metadata, that may tell of its success by their names, and were not read."""
+        return self.unread_columns, self.unread_fields.get(episode, ())
+
+    def is_labelled(self, episode: int) -> bool:
+        """Whether somebody said if it succeeded."""
+        label = self.labels.get(episode)
+        return label is not None and label.success is not None
 
     def truncated(self, episode: int, last: int) -> bool | None:
         """Whether an episode was cut off rather than ended, where that is told."""
@@ -93,37 +109,46 @@ def gather_evidence(
             message = f"is not in the data; its columns are {', '.join(present)}"
             problems.append(Problem(message, column=wanted or "''"))
             chosen[key] = None
-    columns, complaints = dataset.try_columns([name for name in chosen.values() if name is not None])
-    problems += complaints
+    found, complaints = _read_columns(dataset, chosen)
+    listed, unread_fields = _listed_success(dataset)
+    sounding = [name for name in present if _SOUNDS_LIKE_OUTCOME.search(name)]
+    evidence = Evidence(
+        _labels(dataset, problems),
+        listed,
+        found.get("reward"),
+        found.get("success"),
+        _success_in_rewards(found["reward"], dataset.starts) if "reward" in found else {},
+        {key: found[key] for key in END_COLUMNS if key in found},
+        chosen,
+        tuple(name for name in sounding if name not in chosen.values()),
+        unread_fields,
+        tuple(complaints),
+    )
+    return evidence, problems
 
-    def column(key: str) -> np.ndarray | None:
-        name = chosen[key]
+
+def _read_columns(dataset: Dataset, chosen: Mapping[str, str | None]) -> tuple[dict[str, np.ndarray], list[Problem]]:
+    """The chosen columns by what they are for, as numbers (rewards) or marks, and what is wrong with the others."""
+    columns, problems = dataset.try_columns([name for name in chosen.values() if name is not None])
+    found: dict[str, np.ndarray] = {}
+    for key, name in chosen.items():
         if name is None or name not in columns:
-            return None
+            continue
         values = columns[name]
         if values.ndim != 1 or values.dtype.kind not in "biuf":
-            problems.append(Problem("should hold one number per frame", column=name, value=str(values.dtype)))
-            return None
+            message = f"should hold one number per frame{_REMEDY}"
+            problems.append(Problem(message, column=name, value=str(values.dtype)))
+            continue
         bad = np.flatnonzero(~(np.isfinite(values) if key == "reward" else np.isin(values, (0, 1))))
         if len(bad):
             episode = int(np.searchsorted(dataset.starts, bad[0], side="right") - 1)
             frame, number = int(bad[0] - dataset.starts[episode]), int(dataset.episode_ids[episode])
-            message = f"frame {frame} is not finite" if key == "reward" else f"frame {frame} should be 0 or 1"
+            wrong = "is not finite" if key == "reward" else "should be 0 or 1"
+            message = f"frame {frame} {wrong}{_REMEDY}"
             problems.append(Problem(message, "problem", number, None, name, str(values[bad[0]])))
-            return None
-        return values if key == "reward" else values.astype(bool)
-
-    found = {key: column(key) for key in chosen}
-    evidence = Evidence(
-        _labels(dataset, problems),
-        _listed_success(dataset),
-        found["reward"],
-        found["success"],
-        {} if found["reward"] is None else _success_in_rewards(found["reward"], dataset.starts),
-        {key: marks for key in END_COLUMNS if (marks := found[key]) is not None},
-        chosen,
-    )
-    return evidence, problems
+            continue
+        found[key] = values if key == "reward" else values.astype(bool)
+    return found, problems
 
 
 def _success_in_rewards(
@@ -174,14 +199,23 @@ def _labels(dataset: Dataset, problems: list[Problem]) -> dict[int, Label]:
     return labels
 
 
-def _listed_success(dataset: Dataset) -> dict[int, bool]:
-    """Success fields that some recorders add to the episode metadata."""
+def _listed_success(dataset: Dataset) -> tuple[dict[int, bool], dict[int, tuple[str, ...]]]:
+    """What success fields that recorders add to the episode metadata say, and the fields that are not understood."""
     found: dict[int, bool] = {}
+    unread: dict[int, tuple[str, ...]] = {}
     for episode, number in enumerate(dataset.episode_ids.tolist()):
         listed = dataset.listing.episodes.get(number)
-        value: Any = (
-            next((listed.extra[name] for name in SUCCESS_COLUMNS if name in listed.extra), None) if listed else None
-        )
-        if isinstance(value, bool) or value in (0, 1):
-            found[episode] = bool(value)
-    return found
+        said = {name: value for name, value in listed.extra.items() if value is not None} if listed else {}
+        told = next((answer for name in SUCCESS_COLUMNS if (answer := _answer(said.get(name))) is not None), None)
+        if told is not None:
+            found[episode] = told
+        elif sounding := tuple(name for name in said if _SOUNDS_LIKE_OUTCOME.search(name)):
+            unread[episode] = sounding
+    return found, unread
+
+
+def _answer(value: Any) -> bool | None:
+    """Yes or no, in whichever way a recorder puts it."""
+    if isinstance(value, str):
+        return yes_or_no(value)
+    return bool(value) if isinstance(value, bool | int | float) and value in (0, 1) else None

@@ -14,7 +14,8 @@ from pirl.errors import DataError
 from pirl.files import write_file
 
 LABEL_FILE = "meta/pirl_labels.jsonl"
-_YES, _NO = {"1", "1.0", "true", "yes", "y", "success"}, {"0", "0.0", "false", "no", "n", "failure", "fail"}
+_YES = {"1", "1.0", "true", "yes", "y", "success", "successful", "succeeded"}
+_NO = {"0", "0.0", "false", "no", "n", "failure", "fail", "failed"}
 _MOST_EPISODES = 10_000_000
 _EPISODES = re.compile(r"([0-9]{1,18})(?:-([0-9]{1,18}))?")
 
@@ -136,9 +137,15 @@ def _from_text(name: str, text: str) -> Any:
             return float(text)
         except ValueError:
             return text
-    if text.lower() in _YES | _NO:
-        return text.lower() in _YES
+    if (answer := yes_or_no(text)) is not None:
+        return answer
     raise ValueError(f"{name} should be yes or no (1 or 0, true or false); it is {text!r}")
+
+
+def yes_or_no(text: str) -> bool | None:
+    """What a word says of success, if it is one that people use for it."""
+    word = text.strip().lower()
+    return word in _YES if word in _YES | _NO else None
 
 
 def _parse(entry: Any) -> Label:

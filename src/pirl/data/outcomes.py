@@ -2,12 +2,12 @@
 
 Success of an episode, from the first of these that says something: a label (`pirl data label`); the success column;
 a success field in the episode metadata; rewards that are 1 at success or a cost of every step until then; and, only if
-asked, that a demonstration without any of these, and without rewards, succeeded. Rewards that are 0 throughout the
-dataset are a placeholder: they say nothing.
+asked, that a demonstration without any of these, without rewards, and without anything that may tell by its name,
+succeeded. Rewards that are 0 throughout the dataset are a placeholder: they say nothing.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -21,9 +21,14 @@ from pirl.errors import ConfigError
 _WITHOUT_REWARDS = ": label them (pirl data label) or, for plain demonstrations, set unlabelled to success"
 _WITH_ZEROS = f", and the rewards are 0 throughout the dataset, as if nobody had filled them in{_WITHOUT_REWARDS}"
 _WITH_REWARDS = (
-    ", nor do the rewards: label them (pirl data label), set success_column to the column that tells, or set reward to "
-    "raw, which takes the rewards as they are"
+    ", nor do the rewards: label them (pirl data label), set success_column to the column that tells{perhaps}, or set "
+    "reward to raw, which takes the rewards as they are"
 )
+_WITH_COLUMNS = (
+    ", though {names} may tell: set success_column to the column that is 1 at success, or reward_column to that of the "
+    "rewards, or label them (pirl data label)"
+)
+_WITH_FIELDS = ", and what {names} in their metadata means is not known: label them (pirl data label)"
 
 
 @dataclass(frozen=True)
@@ -35,7 +40,8 @@ class OutcomeConfig:
     `failures`: whether an unsuccessful episode truly ended (`terminal`) or ran out of time (`timeout`), where the data
     does not tell. `auto` is `timeout` for `step_penalty`, which would otherwise prefer to fail early, else `terminal`.
     `unlabelled`: what to make of episodes that say nothing about success. Where there are rewards that cannot be
-    understood, nothing is taken for a success: they may well tell failures. Rewards of 0 throughout are as none.
+    understood, or columns and metadata that are called like outcomes and are not read, nothing is taken for a success:
+    they may well tell failures. Rewards of 0 throughout are as none.
     """
 
     reward: Literal["sparse", "step_penalty", "raw"] = "sparse"
@@ -77,6 +83,9 @@ def read_outcomes(dataset: Dataset, config: OutcomeConfig) -> Outcomes:
 def try_outcomes(dataset: Dataset, config: OutcomeConfig) -> tuple[Outcomes | None, list[Problem]]:
     """The outcomes, or everything that keeps them from being told."""
     evidence, problems = gather_evidence(dataset, config.reward_column, config.success_column)
+    # What people said goes before columns, so those that cannot be read are not missed where all is said.
+    if config.reward == "raw" or not all(map(evidence.is_labelled, range(len(dataset.episode_ids)))):
+        problems += evidence.problems
     if problems:
         return None, problems
     starts = dataset.starts.tolist()
@@ -114,7 +123,8 @@ class _Ending:
 def _find_ending(episode: _Episode, evidence: Evidence, config: OutcomeConfig) -> _Ending | None:
     """How an episode ended, or nothing where it should say and does not."""
     success, at = evidence.success(episode.position, episode.first, episode.last)
-    if success is None and config.unlabelled == "success" and not evidence.may_know_more(episode.position):
+    may_be_told = evidence.has_rewards(episode.position) or any(evidence.unread(episode.position))
+    if success is None and config.unlabelled == "success" and not may_be_told:
         success, at = True, episode.last - 1
     if success is None and not (config.reward == "raw" and evidence.is_rewarded(episode.position)):
         return None
@@ -133,36 +143,52 @@ def _failures(config: OutcomeConfig) -> str:
 
 
 def _early_marks(told: Mapping[_Episode, _Ending], evidence: Evidence) -> Iterator[Problem]:
-    """Ends that are marked where an episode goes on."""
+    """Ends that are marked where an episode goes on, unless somebody said how it ended."""
     for episode, ending in told.items():
-        for key, marks in evidence.ends.items():
+        label = evidence.labels.get(episode.position)
+        for key, marks in evidence.ends.items() if label is None or label.truncated is None else ():
             if len(early := np.flatnonzero(marks[episode.first : ending.end - 1])):
-                message = f"frame {early[0]} is marked as the end, but the episode goes on"
+                message = (
+                    f"frame {early[0]} is marked as the end, but the episode goes on: split it there, or label it (pirl "
+                    "data label), which is believed before the mark"
+                )
                 yield Problem(message, "problem", episode.number, None, evidence.names[key])
 
 
 def _silences(silent: Sequence[_Episode], evidence: Evidence) -> Iterator[Problem]:
     """Episodes that say nothing, with what to do about them."""
-    without = _WITH_ZEROS if evidence.has_only_zeros else _WITHOUT_REWARDS
-    for advice, knowing in ((without, False), (_WITH_REWARDS, True)):
-        numbers = [each.number for each in silent if evidence.may_know_more(each.position) == knowing]
-        if numbers:
-            shown = ", ".join(map(str, numbers[:10])) + (f" and {len(numbers) - 10} more" if len(numbers) > 10 else "")
-            plural = "episodes say" if len(numbers) > 1 else "episode says"
-            yield Problem(f"{len(numbers)} {plural} nothing about success ({shown}){advice}")
+    by_advice: dict[str, list[int]] = {}
+    for episode in silent:
+        by_advice.setdefault(_advice(episode.position, evidence), []).append(episode.number)
+    for advice, numbers in by_advice.items():
+        shown = ", ".join(map(str, numbers[:10])) + (f" and {len(numbers) - 10} more" if len(numbers) > 10 else "")
+        plural = "episodes say" if len(numbers) > 1 else "episode says"
+        yield Problem(f"{len(numbers)} {plural} nothing about success ({shown}){advice}")
+
+
+def _advice(episode: int, evidence: Evidence) -> str:
+    columns, fields = (" and ".join(names) for names in evidence.unread(episode))
+    if evidence.has_rewards(episode):
+        return _WITH_REWARDS.format(perhaps=f" (perhaps {columns})" if columns else "")
+    if columns:
+        return _WITH_COLUMNS.format(names=columns)
+    if fields:
+        return _WITH_FIELDS.format(names=fields)
+    return _WITH_ZEROS if evidence.has_only_zeros else _WITHOUT_REWARDS
 
 
 def _lay_out(told: Mapping[_Episode, _Ending], evidence: Evidence, config: OutcomeConfig) -> Outcomes:
     """What is known of all episodes, by row and by episode."""
     rows = max((episode.last for episode in told), default=0)
     rewards, terminals = np.zeros(rows, np.float32), np.zeros(rows, bool)
-    notes = list(_placeholders(told, evidence))
+    notes = [*_placeholders(told, evidence), *(replace(problem, severity="note") for problem in evidence.problems)]
     for episode, ending in told.items():
         terminals[ending.end - 1] = ending.terminal
         rewards[episode.first : ending.end] = _rewards(episode, ending, evidence, config)
         if ending.end < episode.last:
             message = f"goes on for {episode.last - ending.end} frames after its success; they are left out"
             notes.append(Problem(message, "note", episode.number))
+    notes += _hopeless(told, config)
     ends = np.array([ending.end for ending in told.values()], np.int64)
     success = np.array([-1 if ending.success is None else int(ending.success) for ending in told.values()], np.int8)
     return Outcomes(rewards, terminals, ends, success, notes)
@@ -176,6 +202,13 @@ def _placeholders(told: Mapping[_Episode, _Ending], evidence: Evidence) -> Itera
         taken = "taken as it is" if not successes else f"episodes that are taken for successes: {successes}"
         message = f"is 0 throughout, which says nothing about success; {taken}"
         yield Problem(message, "note", column=evidence.names["reward"])
+
+
+def _hopeless(told: Mapping[_Episode, _Ending], config: OutcomeConfig) -> Iterator[Problem]:
+    """Nothing but failures, which may be true, or a column that nobody has filled in."""
+    if config.reward != "raw" and all(ending.success is False for ending in told.values()):
+        message = "none of the episodes succeeded, so there is no reward to learn from; if some did: pirl data label"
+        yield Problem(message, "note")
 
 
 def _rewards(

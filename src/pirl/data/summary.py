@@ -4,9 +4,11 @@ from typing import Any
 
 import numpy as np
 
+from pirl.data.lerobot.columns import DepthPictureError
 from pirl.data.lerobot.dataset import Dataset
 from pirl.data.lerobot.video import VideoIndex
 from pirl.data.outcomes import OutcomeConfig, try_outcomes
+from pirl.errors import DataError
 
 
 def summarize(dataset: Dataset, config: OutcomeConfig) -> dict[str, Any]:
@@ -50,12 +52,17 @@ def summarize(dataset: Dataset, config: OutcomeConfig) -> dict[str, Any]:
 
 def _camera(dataset: Dataset, name: str) -> dict[str, Any]:
     """Size and storage, by its first picture."""
-    picture = next(iter(dataset.decode(name, 0)))
     storage = "pictures in parquet"
+    try:
+        height, width, _ = next(iter(dataset.decode(name, 0))).shape
+    except DataError as error:
+        if not isinstance(error.__cause__, DepthPictureError):
+            raise
+        (height, width), storage = error.__cause__.size, "depths in parquet, which no policy sees"
     if name not in dataset.rows.column_names:
         videos: list[VideoIndex] = [segment.video for segment in dataset.segments(name)[0] if segment is not None]
         storage = f"video ({videos[0].codec})"
-    return {"name": name, "height": picture.shape[0], "width": picture.shape[1], "storage": storage}
+    return {"name": name, "height": height, "width": width, "storage": storage}
 
 
 def _histogram(values: np.ndarray, bins: int = 10) -> dict[str, Any]:

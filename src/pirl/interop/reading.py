@@ -91,10 +91,12 @@ class Checkpoint:
         return arrays
 
 
-def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
-    """Open a checkpoint directory, or the `params` directory or `model.safetensors` inside one."""
-    if re.match(r"\w{2,}:/", str(path)):
-        raise CheckpointError(f"{path} is not on this machine: copy it first (gsutil -m cp -r …), then name the copy.")
+def find_params(path: str | os.PathLike[str]) -> tuple[Path, Path]:
+    """A checkpoint directory, and the `params` or `model.safetensors` in it, whichever is named; nothing is read."""
+    if remote := re.match(r"(\w{2,}):/+(.+?)(/params)?/*$", str(path)):  # a Path has lost one of the slashes
+        scheme, place = remote[1], f"{remote[1]}://{remote[2]}"
+        how = f"gsutil -m cp -r {place} checkpoints/" if scheme == "gs" else "with its assets/"
+        raise CheckpointError(f"{place} is not on this machine: copy it first ({how}), then name the copy.")
     directory = Path(os.path.expanduser(path)).absolute()
     if directory.name == PYTORCH_FILE and directory.is_file():
         directory = directory.parent
@@ -105,20 +107,24 @@ def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
     if not params_directory.is_dir() and (directory / "_METADATA").is_file():
         directory, params_directory = directory.parent, directory
     elif (directory / PYTORCH_FILE).exists():  # where there are both, this is what OpenPI loads, too
-        description = _read_description(directory)
-        store = open_pytorch(directory / PYTORCH_FILE, _described_config(directory, description))
-        return Checkpoint(directory, "pytorch", store, description)
+        return directory, directory / PYTORCH_FILE
     if not params_directory.is_dir():
         raise CheckpointError(
             f"{directory} is not an OpenPI checkpoint: it has neither params/ nor {PYTORCH_FILE}.{_hint(directory)}"
         )
-    params, style = open_params(params_directory)
-    return Checkpoint(directory, style, params, _read_description(directory))
+    return directory, params_directory
 
 
-def holds_checkpoint(directory: Path) -> bool:
-    """Whether there are parameters in a directory, be they sound or not."""
-    return (directory / "params").is_dir() or (directory / PYTORCH_FILE).is_file()
+def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
+    """Open a checkpoint directory, or the `params` directory or `model.safetensors` inside one."""
+    directory, parameters = find_params(path)
+    description = _read_description(directory)
+    if parameters.name == PYTORCH_FILE:
+        return Checkpoint(
+            directory, "pytorch", open_pytorch(parameters, _described_config(directory, description)), description
+        )
+    store, style = open_params(parameters)
+    return Checkpoint(directory, style, store, description)
 
 
 def load_policy(

@@ -99,7 +99,8 @@ def _about_data(setup: Setup) -> list[tuple[str, str]]:
     data = setup.trajectories
     if data is None or setup.weights is None:
         return [("data", "none; learned online")]
-    text = f"{len(data.starts):,} episodes, {len(data.rewards):,} frames"
+    succeeded, known = np.count_nonzero(data.success == 1), np.count_nonzero(data.success >= 0)
+    text = f"{len(data.starts):,} episodes ({succeeded:,} of {known:,} succeeded), {len(data.rewards):,} frames"
     learned = f", of which {np.count_nonzero(setup.weights):,} are learned from"
     held_out = "" if setup.held_out is None else f" and {np.count_nonzero(setup.held_out):,} held out"
     return [("data", text + learned + held_out)]

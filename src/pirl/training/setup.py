@@ -1,10 +1,12 @@
 """From a configuration to the things a run is made of: data, statistics, policy, learner."""
 
+import contextlib
 import hashlib
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -35,7 +37,7 @@ from pirl.data import (
 )
 from pirl.envs.planner import check_policy, check_same_actions, choose_statistics, find_policy
 from pirl.envs.pools import EnvPool
-from pirl.errors import ConfigError, DataError
+from pirl.errors import CheckpointError, ConfigError, DataError
 from pirl.files import expand_home
 from pirl.interop import NormStats, load_policy, open_checkpoint
 from pirl.models import Pi0, Tokenizer, abstract_model, create_model
@@ -270,15 +272,11 @@ def _statistics(
     data = config.data
     if data.norm_stats == "dataset":
         assert dataset is not None
-        return data.asset_id or robot.name, dict(dataset_norm_stats(dataset, robot, config.model.action_horizon))
-    written = [] if resumed is None else saved_steps(resumed.policies)
-    if resumed is not None and written:
-        # What it began with may be gone by now, or be another.
-        source = resumed.policies / str(written[-1])
-    elif config.checkpoint is None:
+        asset_id = data.asset_id or _only_asset_id(config, resumed) or robot.name
+        return asset_id, dict(dataset_norm_stats(dataset, robot, config.model.action_horizon))
+    source = _beginning(config, resumed)
+    if source is None:
         raise ConfigError("data.norm_stats = checkpoint needs a --checkpoint to take them from.")
-    else:
-        source = find_policy(expand_home(config.checkpoint))
     checkpoint = open_checkpoint(source)
     check_same_actions(checkpoint, robot)
     return choose_statistics(
@@ -288,3 +286,20 @@ def _statistics(
         flag="--data.asset-id",
         otherwise="take the dataset's (--data.norm-stats dataset)",
     )
+
+
+def _beginning(config: RLTrainConfig, resumed: RunFiles | None) -> Path | None:
+    """The policy that the run goes on with: what it began with may be gone by the time that it is resumed."""
+    written = [] if resumed is None else saved_steps(resumed.policies)
+    if resumed is not None and written:
+        return resumed.policies / str(written[-1])
+    return None if config.checkpoint is None else find_policy(expand_home(config.checkpoint))
+
+
+def _only_asset_id(config: RLTrainConfig, resumed: RunFiles | None) -> str | None:
+    """The name under which whoever runs the policy looks for its statistics; of several, nobody knows."""
+    with contextlib.suppress(CheckpointError):  # it may be gone, and no longer needed
+        policy = _beginning(config, resumed)
+        names = [] if policy is None else list(open_checkpoint(policy).norm_stats())
+        return names[0] if len(names) == 1 else None
+    return None

@@ -189,6 +189,15 @@ def tasks_in(column: str, kind: pa.DataType) -> Variant:
     return variant
 
 
+def tasks_with_more_columns(built: Built) -> None:
+    """tasks.parquet says more about the tasks, in columns before their strings: those are still the frame's index."""
+
+    def change(table: pa.Table) -> pa.Table:
+        return table.add_column(0, "category", pa.array(["manipulation"] * table.num_rows))
+
+    edit_table(built.root / "meta/tasks.parquet", change)
+
+
 def tasks_out_of_order(built: Built) -> None:
     """The rows of the task list are not in the order of task_index: look the task up by its number."""
     if built.version == "v3.0":
@@ -279,6 +288,12 @@ def hub_snapshot(built: Built) -> Built:
     return built
 
 
+def copied_by_a_mac(built: Built) -> None:
+    """Beside every file lies a hidden one with its name and what only a Mac knows about it: none of our business."""
+    for path in [path for path in built.root.rglob("*") if path.is_file()]:
+        path.with_name(f"._{path.name}").write_bytes(b"\0\5\x16\7\0\2\0\0Mac OS X")
+
+
 def made(*variants: Variant, **options: Any) -> Builder:
     """A builder of a dataset with these options, changed by these variants in turn."""
 
@@ -343,6 +358,7 @@ VALID: dict[str, Builder] = {
     "tasks_column_task": made(tasks_in("task", pa.string()), version="v3.0", cameras="none"),
     "tasks_column_large_task": made(tasks_in("task", pa.large_string()), version="v3.0", cameras="none"),
     "tasks_column_index_string": made(tasks_in("__index_level_0__", pa.string()), version="v3.0", cameras="none"),
+    "tasks_with_more_columns": made(tasks_with_more_columns, version="v3.0", cameras="none"),
     "later_keys": made(later_keys, version="v3.0"),
     "extra_columns": made(extra_columns, cameras="none"),
     "rows_out_of_order": made(rows_out_of_order),
@@ -351,6 +367,8 @@ VALID: dict[str, Builder] = {
     "image_jpeg": made(images_as("JPEG", "RGB"), cameras="image"),
     "image_grey": made(images_as("PNG", "L"), cameras="image"),
     "image_rgba": made(images_as("PNG", "RGBA"), cameras="image"),
+    "copied_by_a_mac": made(copied_by_a_mac, cameras="none"),
+    "copied_by_a_mac_v30": made(copied_by_a_mac, version="v3.0"),
     "hub_snapshot": made(hub_snapshot, version="v3.0"),
     "cloth": made(*CLOTH, gop=12, chunks_size=2, rewards="none"),
     **{variant.__name__: made(variant, chunks_size=2) for variant in CLOTH},

@@ -103,7 +103,8 @@ def with_lora(config: RLTrainConfig) -> RLTrainConfig:
 def with_bc(config: RLTrainConfig) -> RLTrainConfig:
     """Behaviour cloning of the same data as OpenPI trains, episodes of unknown outcome included: the baseline."""
     lora = config.model.language.has_lora
-    outcomes = replace(config.data.outcomes, unlabelled="success")
+    # Rewards that do not tell of success are taken as they are: nobody looks at them.
+    outcomes = replace(config.data.outcomes, reward="raw", unlabelled="success")
     return replace(
         config,
         name=f"{config.name}_bc",

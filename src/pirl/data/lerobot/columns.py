@@ -33,6 +33,14 @@ class ColumnError(DataError):
         self.row, self.value = row, value
 
 
+class DepthPictureError(DataError):
+    """A picture of something else than colours; `size` is its height and width."""
+
+    def __init__(self, mode: str, size: tuple[int, int]):
+        super().__init__(f"its values (mode {mode}) are not colours but, say, depths")
+        self.size = size
+
+
 def unique_names(schema: pa.Schema) -> list[str]:
     """The names of a file's columns, each of which must be there once."""
     names: list[str] = schema.names
@@ -100,11 +108,13 @@ def open_picture(cell: Any) -> Iterator[PIL.Image.Image]:
     """The picture that a cell holds; DataError says why it, or what is done with it, fails."""
     content = cell.get("bytes") if isinstance(cell, dict) else cell
     if not isinstance(content, bytes):
-        raise DataError("there is none")
+        path = cell.get("path") if isinstance(cell, dict) else None
+        instead = f", only the name of a file ({path!r:.60})" if path else ", but bare numbers" if content else ""
+        raise DataError(f"there is none{instead}; as LeRobot writes them, the bytes of a PNG or JPEG file belong here")
     try:
         with PIL.Image.open(io.BytesIO(content), formats=_PICTURE_FORMATS) as image:
             if image.mode == "F" or image.mode.startswith("I"):
-                raise DataError(f"its values (mode {image.mode}) are not colours but, say, depths")
+                raise DepthPictureError(image.mode, (image.height, image.width))
             yield image
     except DataError:
         raise

@@ -24,6 +24,11 @@ def lerobot_home() -> Path:
 def locate(source: str | os.PathLike[str]) -> tuple[Path, str]:
     """The directory of a dataset given as a path or as a hub id, and the name to call it by."""
     name = os.fspath(source)
+    if re.match(r"\w{2,}:/", name):
+        raise DataError(
+            f"{name} is not on this machine: copy it and give its directory, or name a dataset on the Hugging Face hub "
+            "as NAME/DATASET."
+        )
     path = Path(os.path.expanduser(name))
     if path.exists() or not is_hub_id(name):
         return path, name

@@ -205,6 +205,12 @@ def glob_pattern(template: str) -> str:
     return "".join(glob.escape(text) + ("*" if field is not None else "") for text, field, *_ in parts)
 
 
+def find_files(root: Path, pattern: str) -> list[str]:
+    """Files below root by a glob, in order; without the hidden ones that a Mac leaves beside every file it copies."""
+    found = (path.relative_to(root).as_posix() for path in root.glob(pattern) if not path.name.startswith("."))
+    return sorted(found)
+
+
 def resolve_inside(root: Path, relative: str) -> Path:
     """The file below root, present or not; ValueError if a link leads out of it, or if what is there is no file.
 

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pirl.data.lerobot.columns import unique_names
-from pirl.data.lerobot.layout import Info, first_line, resolve_inside
+from pirl.data.lerobot.layout import Info, find_files, first_line, resolve_inside
 from pirl.data.problems import Problem
 
 
@@ -100,7 +100,7 @@ def _read_tasks(root: Path, info: Info, listing: Listing) -> None:
         if "task_index" not in table.column_names or not texts:
             listing.problems.append(Problem("has no task_index or no task strings", file="meta/tasks.parquet"))
             return
-        name = "task" if "task" in texts else texts[0]
+        name = next((usual for usual in ("task", "__index_level_0__") if usual in texts), texts[0])
         pairs = list(zip(table["task_index"].to_pylist(), table[name].to_pylist(), strict=True))
         file = "meta/tasks.parquet"
     else:
@@ -139,7 +139,7 @@ def _jsonl(root: Path, relative: str, listing: Listing) -> Iterator[tuple[str, d
 
 
 def _v3_rows(root: Path, listing: Listing) -> Iterator[tuple[str, dict[str, Any]]]:
-    files = sorted(path.relative_to(root).as_posix() for path in root.glob("meta/episodes/*/*.parquet"))
+    files = find_files(root, "meta/episodes/*/*.parquet")
     if not files:
         listing.problems.append(Problem("holds no parquet file that lists the episodes", file="meta/episodes"))
     for relative in files:

@@ -10,7 +10,7 @@ import pyarrow as pa
 from jaxtyping import Bool, Int64
 
 from pirl.data.lerobot.columns import ColumnError, ParquetDamageError, read_table, to_numpy
-from pirl.data.lerobot.layout import DEFAULT_COLUMNS, Info, fill, glob_pattern, resolve_inside
+from pirl.data.lerobot.layout import DEFAULT_COLUMNS, Info, fill, find_files, glob_pattern, resolve_inside
 from pirl.data.lerobot.metadata import Listing
 from pirl.data.problems import Problem
 
@@ -160,7 +160,7 @@ def _column_types(
 
 def _data_files(root: Path, info: Info, listing: Listing, problems: list[Problem]) -> list[tuple[str, int | None]]:
     """Data files, and for v2 the one episode that each holds."""
-    present = {path.relative_to(root).as_posix() for path in root.glob(glob_pattern(info.data_path))}
+    present = set(find_files(root, glob_pattern(info.data_path)))
     if info.is_v3:
         if not present:
             problems.append(Problem(f"no data file matches {info.data_path}"))
