@@ -37,8 +37,9 @@ class InEnvironment:
     """An environment, by name, with its own options."""
 
     env: Annotated[str | None, default(DEFAULT_ENV, "NAME")] = None
-    """Environment: a name from `pirl envs list`, or a Gymnasium id (--env.id is the same). Pass its options as
-    `--env.OPTION VALUE`; `pirl envs show NAME` lists them. For your own environment, add --env.adapter MODULE:CLASS."""
+    """Environment: a name from `pirl envs list`, or a Gymnasium id (--env.id is the same).
+    Pass its options as `--env.OPTION VALUE`; `pirl envs show NAME` lists them.
+    For your own environment, add --env.adapter MODULE:CLASS."""
     env_options: tyro.conf.Suppress[tyro.conf.Fixed[tuple[tuple[str, str], ...]]] = ()
 
     def env_config(self) -> "EnvConfig":
@@ -80,8 +81,9 @@ class Acting(InEnvironment):
     """A policy that acts in an environment. The policy of a run uses the run's environment and settings by default."""
 
     env: Annotated[str | None, default(f"that of the run, else {DEFAULT_ENV}", "NAME")] = None
-    """Environment: a name from `pirl envs list`, or a Gymnasium id (--env.id is the same). Pass its options as
-    `--env.OPTION VALUE`; `pirl envs show NAME` lists them. For your own environment, add --env.adapter MODULE:CLASS.
+    """Environment: a name from `pirl envs list`, or a Gymnasium id (--env.id is the same).
+    Pass its options as `--env.OPTION VALUE`; `pirl envs show NAME` lists them.
+    For your own environment, add --env.adapter MODULE:CLASS.
     A run brings its own environment and options; --env.OPTION changes an option, --env replaces the environment."""
     task: Annotated[str | None, default("all tasks in turn", "TASK")] = None
     """Use only this task."""
@@ -98,8 +100,7 @@ class Acting(InEnvironment):
     asset_id: Annotated[str | None, optional("ID")] = None
     """Normalisation statistics to use, if the checkpoint has several; `none` if it was trained without."""
     guidance: Annotated[float | None, default("as in the checkpoint", "W")] = None
-    """Guidance weight, for a policy trained with guidance: 0 uses the plain prompt, 1 the positive one, above 1
-    extrapolates."""
+    """Guidance weight, for a policy trained with guidance: 0 plain prompt, 1 positive prompt, above 1 extrapolates."""
     expert: ExpertConfig = field(default_factory=ExpertConfig)
     """Flaws of the scripted expert."""
 

@@ -40,8 +40,8 @@ class Collect(ActingInMany):
     codec: Literal["h264", "libsvtav1"] = "h264"
     """Video codec."""
     seed: int = 1000
-    """Random seed: determines the initial states and everything random after them. `pirl eval` starts at 0, so that a
-    policy is not evaluated on the states it was trained on."""
+    """Random seed: determines the initial states and everything random after them.
+    `pirl eval` starts at 0, so that a policy is not evaluated on the states it was trained on."""
     resume: bool = False
     """Continue the dataset in the directory."""
 

@@ -117,8 +117,8 @@ class Stats:
     dataset: DatasetPath
     """Directory of a LeRobot dataset (v2.0, v2.1 or v3.0), or its hub id."""
     robot: Annotated[str, tyro.conf.arg(metavar="NAME|FILE")]
-    """Robot preset (aloha, aloha_sim, libero, libero_delta, droid, droid_joint_position, tabletop, tabletop_state,
-    metaworld), or a JSON file that describes a robot."""
+    """Robot preset, or a JSON file that describes a robot.
+    Presets: aloha, aloha_sim, libero, libero_delta, droid, droid_joint_position, tabletop, tabletop_state, metaworld."""
     horizon: int
     """Length of the policy's action chunk: statistics of relative actions depend on it."""
     output: Annotated[Path | None, default("print only", "FILE")] = None

@@ -23,8 +23,9 @@ class Demo:
     learner: Annotated[tyro.conf.Positional[Literal["acrlpd", "ript"]], tyro.conf.arg(metavar="[acrlpd|ript]")] = (
         "acrlpd"
     )
-    """The RL method: ACRLPD (with critics; on the demonstrations, then also on its own episodes) or RIPT (only rollouts
-    in the simulator)."""
+    """The RL method.
+    ACRLPD: with critics, on the demonstrations and then also on its own episodes.
+    RIPT: only rollouts in the simulator."""
     out: Annotated[Path | None, default("runs/demo or runs/demo_ript", "DIR")] = None
     """Directory for data, runs and the report."""
     episodes: Annotated[int | None, default("200; 8 with --quick", "INT")] = None

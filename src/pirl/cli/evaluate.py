@@ -28,8 +28,7 @@ class Evaluate(WithJson, ActingInMany):
     """
 
     checkpoint: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="CHECKPOINT")]
-    """Checkpoint directory (the one with params/), a run (its newest policy), or the word expert for the scripted
-    expert."""
+    """Checkpoint directory (the one with params/), a run (its newest policy), or the word expert (the scripted one)."""
     other: Annotated[tyro.conf.Positional[str | None], optional("[CHECKPOINT_B]")] = None
     """Second policy, to compare with."""
     episodes: int = 200

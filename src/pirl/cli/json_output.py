@@ -24,8 +24,8 @@ class WithJson:
     """A command that can write what it finds as JSON."""
 
     json: Annotated[Path | None, optional("[FILE]")] = None
-    """Also write the result as JSON: to FILE or, without one (or with -), to standard output. Text output then goes to
-    standard error."""
+    """Also write the result as JSON: to FILE or, without one (or with -), to standard output.
+    Text output then goes to standard error."""
 
     def check_json(self) -> None:
         """Refuse a file that could not be written in the end."""

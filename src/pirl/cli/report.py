@@ -27,8 +27,8 @@ class Report:
     ] = None
     """File to write."""
     critics: bool = False
-    """Also replay a success and a failure of the last evaluation, and plot the critics' values along them. This loads the
-    learner and starts its environment."""
+    """Also replay a success and a failure of the last evaluation, and plot the critics' values along them.
+    This loads the learner and starts its environment."""
 
     def run(self) -> int:
         """Do it; the return value is the exit code."""
