@@ -61,7 +61,8 @@ _OPEN_OPTIONS: dict[str, Callable[[Sequence[str], str, Any], tuple[list[str], tu
     "settings": take_settings,
 }
 _ABOUT = {
-    "pirl": "Reinforcement-learning post-training for π₀-family robot policies.",
+    "pirl": "Reinforcement-learning post-training for π₀-family robot policies. "
+    "`pirl COMMAND --help` explains a command, `pirl --version` prints the version.",
     "pirl data": "Inspect, validate and label LeRobot datasets.",
     "pirl envs": "List environments, show their options, render episodes.",
 }

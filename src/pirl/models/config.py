@@ -70,16 +70,21 @@ class Pi0Config:
     vision: VisionConfig
     language: ExpertConfig
     action_expert: ExpertConfig
+    # Tokens in the vocabulary.
     vocab_size: int = 257_152
     # π₀.₅: flow time conditions the action expert's norms; the state is part of the prompt, or not used.
     pi05: bool = False
     # The prompt contains the state in 256 bins (π₀.₅ only). Off for π₀.₅ LIBERO, which sees no state.
     discrete_state_input: bool = False
+    # Width of states and actions; narrower ones are padded with zeros.
     action_dim: int = 32
+    # Steps of an action chunk.
     action_horizon: int = 50
+    # Longest prompt in tokens (0: no prompt).
     max_token_len: int = 48
     # Without cameras the policy has no vision tower; without a prompt too, the prefix is empty.
     cameras: tuple[str, ...] = OPENPI_CAMERAS
+    # Height and width that images are resized to.
     image_resolution: tuple[int, int] = (224, 224)
     # Compute dtype of the large matrix products.
     dtype: DType = "bfloat16"
