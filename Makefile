@@ -11,7 +11,7 @@ INSTALL := PIP_CONSTRAINT=constraints.txt PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
 
-setup: $(READY)  ## make .venv with pirl and its tools
+setup: $(READY)  ## create .venv with pirl and the development tools
 
 $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -27,7 +27,7 @@ setup-metaworld: $(READY) setup-rendering  ## add the Meta-World simulator
 	$(INSTALL) --editable '.[metaworld]'
 
 # What `pip install 'pirl[libero]'` would bring besides is torch, which nothing here imports, and a probe that needs cmake.
-setup-libero: $(READY) setup-rendering  ## add the LIBERO simulator (its assets are yours to get: docs/environments.md)
+setup-libero: $(READY) setup-rendering  ## add the LIBERO simulator (download its assets yourself: docs/environments.md)
 	$(INSTALL) 'mujoco<3.9' numba scipy opencv-python matplotlib cloudpickle easydict future pyyaml termcolor PyOpenGL
 	$(INSTALL) --no-deps hf-libero==0.1.4 robosuite==1.4.0 bddl==1.0.1
 
@@ -39,30 +39,30 @@ setup-rendering:
 		$$as_root apt-get update --quiet && $$as_root apt-get install --quiet --yes $(GL); \
 	} || echo "To render without a screen, please install what your system calls: $(GL)" >&2
 
-demo: $(READY)  ## collect data, train BC, train RL, compare: about ten minutes on two cores
+demo: $(READY)  ## collect data, train BC, train ACRLPD, compare: about ten minutes on two cores
 	$(BIN)/pirl demo
 
-demo-ript: $(READY)  ## the same for RIPT: a weak policy practises in the simulator
+demo-ript: $(READY)  ## the same for RIPT: a weak policy improves by rollouts in the simulator
 	$(BIN)/pirl demo ript
 
-test: $(READY)  ## all tests but the slow ones, and which share of the lines they run
+test: $(READY)  ## all tests except the slow ones, with line coverage
 	$(BIN)/pytest -p line_coverage --least-lines 90
 
-test-slow: $(READY)  ## the slow tests: minutes each, some install other packages
+test-slow: $(READY)  ## the slow tests: minutes each; some install other packages
 	$(BIN)/pytest -m slow
 
 SIMULATORS := aloha libero metaworld mujoco ript_simulators
-test-sims: $(READY)  ## all tests of the simulators that are installed, the slow ones too
+test-sims: $(READY)  ## all tests of the installed simulators, including slow ones
 	env -u MUJOCO_GL $(BIN)/pytest -m '' $(wildcard $(SIMULATORS:%=tests/envs/test_%*.py))
 
-fuzz: $(READY)  ## look for input that makes a reader crash, for ten minutes
+fuzz: $(READY)  ## fuzz everything that reads text, for ten minutes
 	$(INSTALL) atheris==3.0.0
 	$(BIN)/python scripts/fuzz.py --seconds 600
 
-mutants: $(READY)  ## break the code in a dozen places: the tests that stand against it have to fail
+mutants: $(READY)  ## mutation tests: break the code in a dozen places and check that tests fail
 	$(BIN)/python scripts/mutants.py
 
-soak: $(READY)  ## disturb the demo's learners for two hours: they have to end in the same bits (docs/results/soak.md)
+soak: $(READY)  ## inject faults into the demo's learners for two hours; they have to end bit-identical (docs/results/soak.md)
 	PYTHONPATH=scripts $(BIN)/python -m soak --minutes 120 --out runs/soak
 
 lint: $(READY)  ## style, types, import contract
@@ -71,7 +71,7 @@ lint: $(READY)  ## style, types, import contract
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-format: $(READY)  ## rewrite the sources in the house style
+format: $(READY)  ## format the sources
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
@@ -80,13 +80,13 @@ bench: $(READY)  ## the quick benchmarks; each prints one JSON line
 	$(BIN)/python benchmarks/loader.py
 	$(BIN)/python benchmarks/env_steps.py
 
-bench-loader: $(READY) .venv-lerobot  ## the loader against the real LeRobot, in an environment of its own (1.4 GB)
+bench-loader: $(READY) .venv-lerobot  ## the loader against LeRobot, installed in its own environment (1.4 GB)
 	$(BIN)/python benchmarks/loader.py
 
 .venv-lerobot:
 	$(PYTHON) scripts/make_lerobot_env.py v3.0 $@ || { rm -rf $@; exit 1; }
 
-bench-step: $(READY)  ## an ACRLPD update against a BC update: minutes, most of them compilation
+bench-step: $(READY)  ## an ACRLPD update against a BC update: minutes, mostly compilation
 	$(BIN)/python benchmarks/acrlpd_step.py
 
 bench-rollouts: $(READY)  ## RIPT's rollout engine against bare stepping of the same environments: minutes
@@ -98,7 +98,7 @@ bench-gate: $(READY)  ## whether behaviour cloning learns the tabletop: a quarte
 bench-full-size: $(READY)  ## full-size π₀ on this machine: needs 20 GiB of memory and ten minutes
 	$(BIN)/python benchmarks/full_size.py
 
-pictures: $(READY)  ## make the pictures of the documentation again
+pictures: $(READY)  ## regenerate the images of the documentation
 	$(BIN)/pirl envs play --out docs/images/tabletop.gif --size 220 --episodes 6 --seed 1 --env.max-steps 40 \
 		--env.objects 3 --env.zones 3 --expert.aim-bias 0.025 --expert.flawed 0.5
 	$(BIN)/pirl envs play --out docs/images/tabletop.png --size 200 --episodes 2
@@ -106,17 +106,17 @@ pictures: $(READY)  ## make the pictures of the documentation again
 
 # The theme is maintained until May 2027 and says so at every build; its successor, Zensical, reads the same mkdocs.yml.
 docs docs-serve: export NO_MKDOCS_2_WARNING := 1
-docs: $(VENV)/.docs  ## build the documentation into site/, to be read in a browser, without a server or a network
+docs: $(VENV)/.docs  ## build the documentation into site/; it needs no server and no network
 	$(BIN)/mkdocs build --quiet --strict
 
-docs-serve: $(VENV)/.docs  ## the same, at http://127.0.0.1:8000, built anew whenever something changes
+docs-serve: $(VENV)/.docs  ## serve the documentation at http://127.0.0.1:8000, rebuilt on every change
 	$(BIN)/mkdocs serve --strict --watch src --watch README.md
 
 $(VENV)/.docs: $(READY)
 	$(INSTALL) --editable '.[docs]'
 	@touch $@
 
-constraints: $(READY)  ## pin the newest versions that fit together
+constraints: $(READY)  ## pin the newest compatible versions
 	$(BIN)/pip install --quiet uv
 	$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --no-header --no-annotate --upgrade \
 		--extra dev --extra docs --extra hub --extra plan --extra ray --extra sweep --extra tensorboard --extra wandb --extra aloha --extra metaworld \

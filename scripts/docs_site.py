@@ -101,11 +101,11 @@ def _commands() -> dict[str, list[list[str]]]:
 
 
 def _command_pages() -> Iterator[tuple[str, str]]:
-    yield "commands/index.md", f"# Commands\n\nEach has a page, made from its own `--help`.\n\n{_help([])}"
+    yield "commands/index.md", f"# Commands\n\nEach command has a page, generated from its `--help`.\n\n{_help([])}"
     for name, calls in _commands().items():
         page = MANUAL.get(name, name)
         explained = (ROOT / "docs" / f"{page}.md").exists()
-        link = f"Explained in [{page}](../{page}.md).\n\n" if explained else ""
+        link = f"Manual: [{page}](../{page}.md).\n\n" if explained else ""
         first, *more = calls
         sections = [f"# pirl {name}\n\n{link}{_help(first)}"]
         sections += [f"## pirl {' '.join(words)}\n\n{_help(words)}" for words in more]
@@ -133,7 +133,7 @@ def _rooms() -> list[str]:
 
 
 def _reference_pages() -> Iterator[tuple[str, str]]:
-    lines = ["# Reference", "", "Every public name, room by room, from its docstring.", ""]
+    lines = ["# Reference", "", "Every public name by package, generated from the docstrings.", ""]
     for room in _rooms():
         modules = sorted((ROOT / "src/pirl" / room).rglob("*.py"))
         opening = _opening(ROOT / "src/pirl" / room / "__init__.py")

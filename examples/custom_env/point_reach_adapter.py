@@ -1,4 +1,4 @@
-"""What pirl has to know of PointReach: the robot, what an observation means, and what counts as success."""
+"""The adapter for PointReach: the robot, how to read an observation, and what counts as success."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -26,7 +26,7 @@ class PointReachAdapter(EnvAdapter):
     prompt = "bring the red point to the green disc"
 
     def observe(self, observation: Any, info: Mapping[str, Any]) -> EnvObservation:
-        """Pictures may stay floats with channels first; only the names are ours."""
+        """Rename the entries; images may stay floats with channels first."""
         return {"observation.images.screen": observation["screen"], "observation.state": observation["agent"]}
 
     def action(self, action: np.ndarray) -> np.ndarray:
@@ -34,7 +34,7 @@ class PointReachAdapter(EnvAdapter):
         return np.clip(action, -1.0, 1.0).astype(np.float64) * LONGEST_STEP
 
     def success(self, reward: float, terminated: bool, info: Mapping[str, Any]) -> bool:
-        """The environment counts; we ask whether."""
+        """The environment counts successes; pirl needs a flag."""
         return bool(info["num_reached"] > 0)
 
     # The rest is optional: states to return to (for RL that starts an episode several times), and an expert.

@@ -48,7 +48,7 @@ def test_what_is_there_already_is_not_collected_again_but_added_to(call):
     assert "all 3 episodes are in data already" in out
     assert files_of(open_dataset("data").root) == before
     code, out, _ = call(*arguments, "--episodes", 5, "--resume")
-    assert "3 of 5 episodes are there; going on" in out
+    assert "3 of 5 episodes exist; continuing" in out
     assert len(open_dataset("data").episode_ids) == 5
     call(*arguments[:3], "--out", "whole", *arguments[5:], "--episodes", 5)
     data = {name: content for name, content in files_of(open_dataset("whole").root).items() if "data" in name}
@@ -61,13 +61,13 @@ def test_steps_can_be_asked_for_instead_of_episodes(call):
     lengths = [episode["length"] for episode in json.loads(Path("data/meta/pirl_collect.json").read_text())["episodes"]]
     assert sum(lengths[:-1]) < 70 <= sum(lengths) == open_dataset("data").starts[-1]
     assert "all 70 environment steps are in data already" in call(*arguments, "--env-steps", 70, "--resume")[1]
-    assert f"{len(lengths)} episodes are there; going on" in call(*arguments, "--env-steps", 200, "--resume")[1]
+    assert f"{len(lengths)} episodes exist; continuing" in call(*arguments, "--env-steps", 200, "--resume")[1]
     # Whichever is reached first.
     call(*arguments, "--env-steps", 10_000, "--episodes", 14, "--resume")
     assert len(open_dataset("data").episode_ids) == 14
     code, _, err = call("collect", "--policy", "expert", "--out", "other")
     assert code == 2
-    assert "Give --episodes, or --env-steps" in err
+    assert "needs --episodes or --env-steps" in err
 
 
 def test_a_policy_collects_and_resumes(call, policy):
@@ -132,7 +132,7 @@ def test_control_c_is_told_with_exit_code_130_and_keeps_what_is_written(call, mo
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--policy", "nowhere"], "nowhere is no checkpoint directory"),
+        (["--policy", "nowhere"], "nowhere is not a checkpoint directory"),
         (["--policy", "expert", "--out", "used"], "is not empty: choose another directory, or resume (--resume)"),
         (["--policy", "expert", "--out", "used", "--resume"], "no dataset to continue"),
         (["--policy", "expert", "--storge", "image"], "pirl collect has no option --storge. Did you mean --storage?"),

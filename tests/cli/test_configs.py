@@ -33,8 +33,8 @@ def test_a_preset_is_shown_as_a_file_that_trains(call, tmp_path):
     ("arguments", "message"),
     [
         (("show", "dmeo"), "Did you mean demo?"),
-        (("show",), "pirl configs show takes a name of a preset."),
-        (("list", "demo"), "pirl configs list takes no name of a preset."),
+        (("show",), "pirl configs show takes the name of a preset."),
+        (("list", "demo"), "pirl configs list takes no preset name."),
         (("shw", "demo"), "Did you mean show?"),
         (("demo",), "Did you mean show demo?"),
     ],

@@ -99,7 +99,7 @@ def test_conversion_to_pytorch_and_back_changes_nothing(run, checkpoint, tmp_pat
 def test_conversion_says_what_it_leaves_out(run, checkpoint, tmp_path):
     (checkpoint / "train_state").mkdir()
     _, out, _ = run("convert", checkpoint, tmp_path / "out")
-    assert "left out, as no part of a policy: train_state" in out
+    assert "left out, because not part of a policy: train_state" in out
     assert not (tmp_path / "out" / "train_state").exists()
 
 
@@ -185,17 +185,17 @@ def test_checks_end_with_zero_or_one(run, checkpoint, tmp_path):
         (["policy", "out", "--model", "tiny"], "is not of this model"),
         (["policy", "policy", "--overwrite"], "the checkpoint itself"),
         (["policy", "policy/params", "--overwrite"], "inside it"),
-        (["policy", ".", "--overwrite"], "around it"),
+        (["policy", ".", "--overwrite"], "contains it"),
         (["policy", "other"], "exists already"),
         (["policy", "other", "--overwrite"], "is not a checkpoint, so it is not overwritten"),
         (["policy", "other/file/deeper"], "other/file"),
         (["other/file"], "it is a file"),
         (["gs://bucket/pi0"], "copy it first"),
-        (["policy", "--model", "tiny"], "--model belongs to"),
+        (["policy", "--model", "tiny"], "--model applies to"),
         (["policy", "policy", "--check", "--atol", "-1"], "cannot be negative"),
-        (["policy", "--dtype", "bfloat16"], "--dtype writes a checkpoint"),
-        (["policy", "out", "--rtol", "0.1"], "--rtol belongs to --check"),
-        (["policy", "out", "--json"], "--json belongs to the inspection"),
+        (["policy", "--dtype", "bfloat16"], "--dtype applies to writing a checkpoint"),
+        (["policy", "out", "--rtol", "0.1"], "--rtol applies to --check"),
+        (["policy", "out", "--json"], "--json applies to the inspection"),
     ],
 )
 def test_bad_input_is_explained_with_exit_code_2(run, checkpoint, tmp_path, monkeypatch, arguments, message):

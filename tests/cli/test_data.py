@@ -74,7 +74,7 @@ def test_demonstrations_need_labels_or_to_be_called_successes(run, dataset):
 def test_info_tells_what_is_in_it(run, dataset):
     code, out, _ = run("data", "info", dataset.root)
     assert code == 0
-    assert "not told: 3 episodes say nothing about success (0, 1, 2): label them (pirl data label)" in " ".join(
+    assert "unknown: 3 episodes say nothing about success (0, 1, 2): label them (pirl data label)" in " ".join(
         out.split()
     )
     assert "3 of 3 episodes (100%)" in run("data", "info", dataset.root, "--unlabelled", "success")[1]
@@ -139,7 +139,7 @@ def test_info_reads_the_columns_it_is_told_to(run, tmp_path):
     built = build(tmp_path / "data", rewards="hilserl", cameras="none")
     assert "2 of 3 episodes" in run("data", "info", built.root)[1]
     _, out, _ = run("data", "info", built.root, "--reward-column", "complementary_info.discrete_penalty")
-    assert "not told: 3 episodes say nothing about success (0, 1, 2), nor do the rewards" in out
+    assert "unknown: 3 episodes say nothing about success (0, 1, 2), nor do the rewards" in out
     assert "3 of 3 episodes" in run("data", "info", built.root, "--success-column", "next.done")[1]
 
 

@@ -60,7 +60,7 @@ def test_playing_prints_how_it_went_and_makes_films(call):
         (["--out", "b.mp4"], "b.mp4"),
     ):
         code, again, _ = call(*arguments, *extra)
-        assert again == out + f"film: {name}\n"
+        assert again == out + f"video: {name}\n"
     steps = [int(line.split(" after ")[1].split()[0]) for line in out.splitlines() if " after " in line]
     with av.open("b.mp4") as container:
         frames = [frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)]
@@ -78,7 +78,7 @@ def test_a_policy_can_be_watched(call, policy):
         "envs", "play", "--checkpoint", policy, "--episodes", 1, "--denoising-steps", 1, "--env.max-steps", 9
     )
     assert code == 0
-    assert "time ran out after 9 steps" in out or "failure after" in out
+    assert "timeout after 9 steps" in out or "failure after" in out
 
 
 @pytest.mark.parametrize(
@@ -87,7 +87,7 @@ def test_a_policy_can_be_watched(call, policy):
         (["show", "tabeltop"], "Did you mean tabletop?"),
         (
             ["show", "tabletop", "--env", "aloha"],
-            "tabletop and --env aloha are two environments: leave one of them out",
+            "tabletop and --env aloha are two different environments: leave one of them out",
         ),
         (["play", "tabletop"], "does not expect 'tabletop'. Did you mean --env tabletop? See pirl envs play --help."),
         (["show", "CartPole-v1"], "EnvAdapter"),

@@ -182,7 +182,7 @@ def test_a_damaged_configuration_is_needed_only_for_what_nobody_says(call, make_
     code, _, err = call("eval", run, *QUICK)
     assert code == 2
     assert "runs/a/config.yaml has no field 'stesp'" in err
-    assert "without it, --env, --execute-steps and --denoising-steps are needed" in err
+    assert "without it, pass --env, --execute-steps and --denoising-steps" in err
     _, env, steps = settings_of(call, run, "--env", "tabletop", "--env.max-steps", 4, "--execute-steps", 2)
     assert (env["options"], steps) == ({"max_steps": 4}, 2)
 
@@ -190,8 +190,8 @@ def test_a_damaged_configuration_is_needed_only_for_what_nobody_says(call, make_
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["nowhere"], "nowhere is no checkpoint directory; the scripted expert is called 'expert'"),
-        (["expert", "nowhere"], "nowhere is no checkpoint directory"),
+        (["nowhere"], "nowhere is not a checkpoint directory; for the scripted expert, use 'expert'"),
+        (["expert", "nowhere"], "nowhere is not a checkpoint directory"),
         (["expert", "--env", "tabeltop"], "Did you mean tabletop?"),
         (["expert", "--env.id=tabeltop"], "Did you mean tabletop?"),
         (["expert", "--env.objcts", "3"], "tabletop has no option 'objcts'. Did you mean objects?"),
@@ -204,7 +204,7 @@ def test_a_damaged_configuration_is_needed_only_for_what_nobody_says(call, make_
         (["expert", "--env-options", "3"], "pirl eval has no option --env-options"),
         (["expert", "--expert.give-up", "3"], "error: expert.give_up = 3.0 should be between 0 and 1"),
         (["expert", "--episodes", "0"], "--episodes should be at least 1; it is 0"),
-        (["expert", "--guidance", "2"], "--guidance belongs to a checkpoint; the scripted expert needs none"),
+        (["expert", "--guidance", "2"], "--guidance is for checkpoints; the scripted expert does not use it"),
         (["expert", "--guidance", "nan"], "--guidance should be a number of at least 0; it is nan"),
         (["expert", "--envs", "0"], "--envs should be at least 1"),
         (["expert", "--execute-steps", "0"], "--execute-steps should be at least 1"),
@@ -216,10 +216,10 @@ def test_a_damaged_configuration_is_needed_only_for_what_nobody_says(call, make_
         (["expert", "--video", "{file}/film.gif"], "it is no directory. Choose another place"),
         (["expert", "--env.observation", "state", "--video", "film.gif"], "has no camera"),
         (["expert", "--task", "dance"], "no task 'dance'"),
-        (["expert", "--model", "tiny"], "--model belongs to a checkpoint"),
+        (["expert", "--model", "tiny"], "--model is for checkpoints"),
         (["expert", "--video", "film.avi"], "should end in .gif, .mp4 or .png"),
-        (["{policy}", "--expert.noise", "1"], "--expert.* belongs to the scripted expert"),
-        (["{policy}", "--execute-steps", "500"], "--execute-steps 500 is more than the policy plans"),
+        (["{policy}", "--expert.noise", "1"], "--expert.* is for the scripted expert"),
+        (["{policy}", "--execute-steps", "500"], "--execute-steps 500 is more than the policy's chunk length"),
         (["{policy}", "--asset-id", "other"], "no statistics 'other'"),
         (["{empty}"], "params"),
     ],

@@ -55,7 +55,7 @@ def test_the_help_names_every_robot(call):
         ("train demo extra", "pirl train does not expect 'extra'. See pirl train --help."),
         (
             "train demo --exp-name x --resume true",
-            "pirl train does not expect 'true'. --resume is a switch, which takes no value. See pirl train --help.",
+            "pirl train does not expect 'true'. --resume is a switch and takes no value. See pirl train --help.",
         ),
         ("eval expert b c d", "pirl eval does not expect 'c d'. See pirl eval --help."),
         ("data cache now", "pirl data cache does not expect 'now'. See pirl data cache --help."),

@@ -20,7 +20,7 @@ def test_a_run_is_planned_and_remembered(call):
     code, out, err = call(*SMALL, "--topology", "rtx4090:2", "--batch-size", 16, "--json", "plan.json")
     assert code == 0, err
     assert "rtx4090:2: fits: " in out
-    assert "for 2 simulated devices of the CPU, which stand in" in out
+    assert "for 2 simulated CPU devices, which stand in" in out
     assert "compiling the update for a batch of 8 …" in err
     (first,) = json.loads(Path("plan.json").read_text())
     sizes = first["bytes_per_device"]
@@ -46,7 +46,7 @@ def test_a_run_is_planned_and_remembered(call):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("demo_bc",), "Give a --topology, such as --topology h100:8"),
+        (("demo_bc",), "pass a --topology, such as --topology h100:8"),
         (("demo_bc", "--topology", "h10:8"), "Did you mean h100?"),
         (("demo_b", "--topology", "h100:8"), "no preset is named 'demo_b'. Did you mean demo_bc?"),
         (("demo_bc", "--topology", "h100:8", "--batch-sise", 8), "Did you mean --batch-size?"),

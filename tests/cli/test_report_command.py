@@ -36,7 +36,7 @@ def test_the_page_of_several_lies_in_the_current_directory_or_where_it_is_told(c
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ((), "which runs?"),
+        ((), "no run: pass"),
         (("runs/none",), "there is no run runs/none"),
         (("runs",), "runs is not a run: it has no config.yaml and metadata.json. There are runs in it: runs/mine."),
         (("runs/mine/log.txt",), "is not a run"),

@@ -29,9 +29,9 @@ def with_optuna(monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ((*BASE,), "Give at least one knob: --knob agent.optimiser.peak-lr="),
+        ((*BASE,), "pass at least one, such as --knob agent.optimiser.peak-lr="),
         (("sweep", "demo_bc", *RATES), "needs a name: --exp-name"),
-        ((*BASE, *RATES, "--exp-name", "../up"), "is no name of a directory"),
+        ((*BASE, *RATES, "--exp-name", "../up"), "is not a directory name"),
         ((*BASE, "--knob", "agent.optimiser.peek-lr=1,2"), "Did you mean agent.optimiser.peak-lr?"),
         ((*BASE, "--knob", "agent.optimiser.peak-lr=1,fast"), "--agent.optimiser.peak-lr should be a number"),
         ((*BASE, *RATES, "--batch-size", "0"), "batch_size = 0 should be 1 or more"),
@@ -69,7 +69,7 @@ def test_a_dry_run_says_how_much_it_is(call, with_optuna, tmp_path):
     assert code == 0
     said = " ".join(out.split())
     assert "trials 9, half at random, then by TPE: 9 to 5, 3 to 15, 1 to 45 updates" in said
-    assert "105 updates in all, instead of 405" in said
+    assert "105 updates in total, instead of 405" in said
     assert "batch-size 8 to 64" in said
     assert not (tmp_path / "runs").exists()
 
@@ -100,7 +100,7 @@ def test_it_ends_with_a_table_and_the_command_for_the_best(call, monkeypatch, tm
     assert _parse(shlex.split(out.splitlines()[-1])[1:]).resolve().agent.optimiser.peak_lr == 1e-3
     assert (tmp_path / "here/rate/sweep.html").exists()
     code, _, err = call(*BASE, *RATES, "--rungs", "2,4", "--runs-dir", "here")
-    assert (code, "--resume goes on with it" in err) == (2, True)
+    assert (code, "--resume continues it" in err) == (2, True)
 
 
 @needs_optuna

@@ -119,14 +119,14 @@ def test_a_run_that_is_not_there_cannot_be_resumed(call, tmp_path):
     (tmp_path / "elsewhere" / "mine" / "checkpoints" / "policy").mkdir(parents=True)
     code, _, err = call("train", "--exp-name", "mien", "--resume", "--runs-dir", "elsewhere")
     assert code == 2
-    assert "there is no run to resume in elsewhere/mien: no config.yaml is there. Did you mean mine? Check" in err
+    assert "there is no run to resume in elsewhere/mien: config.yaml does not exist. Did you mean mine? Check" in err
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         ((), "the run needs a name: --exp-name NAME"),
-        (("--exp-name", "x"), "what is to be trained? Name a preset (see pirl configs), or give a --config-file"),
+        (("--exp-name", "x"), "no configuration: name a preset (see pirl configs), or pass a --config-file"),
         (("dmeo", "--exp-name", "x"), "no preset is named 'dmeo'. Did you mean demo?"),
         (("demo", "--exp-nmae", "x"), "pirl train has no option --exp-nmae. Did you mean --exp-name?"),
         (("demo", "--agent.num-action-sample", 4), "Did you mean --agent.num-action-samples?"),
@@ -151,8 +151,8 @@ def test_a_run_that_is_not_there_cannot_be_resumed(call, tmp_path):
         (("demo", "--steps"), "pirl train: --steps needs a value."),
         (("demo", "--steps", "--debug"), "pirl train: --steps needs a value."),
         (("demo", "--exp-name", "x", "--config-file", "none.yaml"), "none.yaml cannot be read as a configuration"),
-        (("demo", "--exp-name", "../x"), "--exp-name '../x' is no name of a directory inside runs_dir"),
-        (("demo", "--exp-name", ""), "is no name of a directory"),
+        (("demo", "--exp-name", "../x"), "--exp-name '../x' is not a directory name inside runs_dir"),
+        (("demo", "--exp-name", ""), "is not a directory name"),
         (("demo", "--exp-name", "x", "--resume", "--overwrite"), "choose one"),
         (("aloha_fold", "--exp-name", "x"), "--checkpoint DIRECTORY (OpenPI's: gsutil"),
         (("debug", "--exp-name", "x", "--batch-size", 9, "--data.repo-id", "data"), "should be a multiple of 8"),

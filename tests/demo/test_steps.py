@@ -104,7 +104,7 @@ def test_a_failing_step_is_named_with_its_log_and_last_lines_and_ends_the_others
     with pytest.raises(TrainingError) as failure:
         go([[[bad, after], [slow]]], out)
     assert time.monotonic() - begun < 30
-    for part in ("do bad", "exit code 3", str(out / "logs/bad.log"), "  a reason\n", "call the same command again"):
+    for part in ("do bad", "exit code 3", str(out / "logs/bad.log"), "  a reason\n", "run the same command again"):
         assert part in str(failure.value)
     assert (place / "slow.saved").exists()
     assert calls(place) == ["slow"]

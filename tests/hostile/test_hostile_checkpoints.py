@@ -168,5 +168,5 @@ def test_a_hostile_checkpoint_is_refused_by_name(with_checkpoint, case):
 
 def test_a_sound_checkpoint_passes_the_same_guards(with_checkpoint):
     """Else the cases above would prove nothing."""
-    with_checkpoint.try_case(Case("inspect", nothing, INSPECT, ["describes itself yes"], code=0, findings=True))
+    with_checkpoint.try_case(Case("inspect", nothing, INSPECT, ["pirl.json yes"], code=0, findings=True))
     with_checkpoint.try_case(Case("check", nothing, CHECK, ["sound"], code=0, findings=True))

@@ -32,8 +32,8 @@ MEASURED = Measurement(
     products=1e12,
     refused="",
     changes=[
-        Change("spread one copy of the learner over all devices", "--fsdp-devices 8", SPREAD),
-        Change("let the action expert alone learn", "--agent.freeze vision,language --fsdp-devices 8", FROZEN),
+        Change("shard one copy of the learner over all devices", "--fsdp-devices 8", SPREAD),
+        Change("train only the action expert", "--agent.freeze vision,language --fsdp-devices 8", FROZEN),
     ],
     seconds=1.0,
 )
@@ -49,7 +49,9 @@ def test_what_fits_needs_no_advice():
     assert plan.estimate.peak == 56 * GIB
     assert (plan.estimate.activations, plan.estimate.workspace) == (4 * GIB, 12 * GIB)
     assert plan.estimate.largest_batch == 8 * 20
-    assert "160, estimated by a line through batches of 16 and 32; plan again with it" in str(describe(plan)[-1])
+    assert "160, estimated by a line through batches of 16 and 32; plan again with this batch size" in str(
+        describe(plan)[-1]
+    )
     assert plan.advice == []
     assert verdict(plan) == "fits: 56.00 GiB of 72.00 GiB on each of 8 devices."
 
@@ -82,7 +84,7 @@ def test_where_nothing_helps_more_devices_are_counted():
     assert not best.fits
     # 40 GiB of learner and 10 of gradients over 64 devices; 2 of other things, and a sample, on each.
     assert needed_devices(plan.measured, 1) == 64
-    assert "about 64 such devices would do" in str(describe(plan)[-1])
+    assert "about 64 such devices would be enough" in str(describe(plan)[-1])
     assert needed_devices(planned(0.5).measured, 1) is None
     assert "more memory" in str(describe(planned(0.5))[-1])
 
@@ -91,11 +93,11 @@ def test_where_nothing_can_be_changed_there_are_larger_machines():
     alone = {"devices": 1, "batch_size": 1, "temporary": [(1, 13.0 * GIB), (2, 14.0 * GIB)], "changes": []}
     plan = Plan(parse_topology("h100:1"), dataclasses.replace(MEASURED, **alone, memory=30.0 * GIB), 1)
     assert plan.advice == []
-    assert "about 2 such devices would do" in str(describe(plan)[-1])
+    assert "about 2 such devices would be enough" in str(describe(plan)[-1])
 
 
 def test_a_change_of_unknown_effect_is_mentioned_and_no_promise():
-    again = Change("compute activations again instead of keeping them", "--model.remat full", {})
+    again = Change("recompute activations in the backward pass instead of keeping them", "--model.remat full", {})
     plan = planned(50.0)
     plan = dataclasses.replace(plan, measured=dataclasses.replace(plan.measured, changes=[*MEASURED.changes, again]))
     assert plan.advice == planned(50.0).advice

@@ -429,7 +429,7 @@ def test_the_headline_states_the_numbers():
         (result(95, name="RL"), "intervals overlap: these episodes do not tell"),
         (
             result(95, name="RL", paired=Difference(0.04, -0.02, 0.1, 0.21)),
-            "no difference can be told on the same starts (+4.0 [−2.0, +10.0] points, p = 0.210)",
+            "the pairwise difference is not significant (+4.0 [−2.0, +10.0] points, p = 0.210)",
         ),
         (result(95, name="RL", paired=Difference(0.04, 0.01, 0.07, 0.004)), "but start by start RL is better"),
         (result(80, name="RL", paired=Difference(-0.04, -0.07, -0.01, 0.004)), "but start by start RL is worse"),

@@ -99,7 +99,7 @@ def test_a_report_changes_nothing_in_the_directory(tmp_path):
 
 def test_a_line_that_is_being_written_is_left_out_and_said(tmp_path):
     text = page(make_run(tmp_path / "mine", learning(3), torn='{"step": 40, "lo'))
-    assert "metrics.jsonl ends in the middle" in lead(text)
+    assert "metrics.jsonl is incomplete" in lead(text)
     assert charts(text)["Loss"].get("data-x") == "0.0 30.0"
 
 
@@ -156,7 +156,7 @@ def test_ript_is_seen_iteration_by_iteration(tmp_path):
 
 def test_success_is_also_seen_over_the_environment_steps_it_took(tmp_path):
     records = [*practice(), evaluation(20, 100), evaluation(60, 150)]
-    over = charts(page(make_run(tmp_path / "mine", records, config=RIPT)))["Success over practice"]
+    over = charts(page(make_run(tmp_path / "mine", records, config=RIPT)))["Success over environment steps"]
     assert over.get("data-unit") == "environment steps"
     dots = re.findall(r"M([\d.]+),([\d.]+)h0", ET.tostring(over).decode())
     # Update 20 has learned from the first 1,000; update 60 from 4,000, when 100 more had been taken to look back.
@@ -220,14 +220,14 @@ def test_several_runs_lie_over_each_other_and_their_settings_beside_each_other(t
     assert {line.get("data-name") for line in charts(text)["Loss"].iter("polyline")} == {"a", "b"}
     assert [row[2] for row in rows(text, "Runs")[1:]] == ["done", "failed"]
     assert "Failed: the disk is <full>. 50 of 100 updates." in rows(text, "Runs")[2][3]
-    assert rows(text, "How to get this again") == [["Setting", "a", "b"], ["agent.lr", "0.1", "0.2"]]
+    assert rows(text, "How to reproduce this") == [["Setting", "a", "b"], ["agent.lr", "0.1", "0.2"]]
     assert "pirl train demo --exp-name b" in text
 
 
 def test_learners_that_differ_are_compared_in_what_they_share(tmp_path):
     a = make_run(tmp_path / "a", learning())
     b = make_run(tmp_path / "b", learning(), config={"agent": {"learner": "ript", "beta": 2.0, "lr": 0.1}})
-    settings = rows(page(a, b), "How to get this again")
+    settings = rows(page(a, b), "How to reproduce this")
     assert [row[0] for row in settings[1:]] == ["agent.learner"]
 
 

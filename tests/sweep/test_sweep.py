@@ -80,7 +80,7 @@ def test_all_are_tried_briefly_and_the_best_for_longer(tmp_path, capfd):
         '<span class="number">', ""
     ).replace("</span>", "")
     said = capfd.readouterr().err
-    assert "2 of 6 go on beyond 2 updates: trial-002, trial-005" in said
+    assert "2 of 6 trials continue beyond 2 updates: trial-002, trial-005" in said
 
 
 @needs_optuna
@@ -190,7 +190,7 @@ def test_ctrl_c_saves_what_runs_and_finished_work_is_not_repeated(tmp_path):
     assert before == [*(f"trial-{number:03d} to 2" for number in range(6)), "trial-002 to 4 resumed"]
     assert (tmp_path / "trial-002.saved").exists()
     (tmp_path / "slow").unlink()
-    with pytest.raises(DataError, match="--resume goes on with it"):
+    with pytest.raises(DataError, match="--resume continues it"):
         sweep(plan_in(tmp_path))
     trials = sweep(plan_in(tmp_path), resume=True)
     assert calls(tmp_path)[len(before) :] == [
@@ -230,7 +230,7 @@ def test_after_kill_9_the_trial_that_was_left_is_waited_for_and_kept(tmp_path):
 def test_another_sweep_under_the_same_name_is_refused_and_overwrite_begins_anew(tmp_path):
     sweep(plan_in(tmp_path, "1e-3", "1e-4", rungs=(1,)))
     other = plan_in(tmp_path, "1e-3", "1e-2", rungs=(1,))
-    with pytest.raises(DataError, match="begun with other settings"):
+    with pytest.raises(DataError, match="contains a sweep with other settings"):
         sweep(other, resume=True)
     sweep(other, overwrite=True)
     assert calls(tmp_path)[2:] == ["trial-000 to 1", "trial-001 to 1"]
@@ -243,7 +243,7 @@ def test_another_sweep_under_the_same_name_is_refused_and_overwrite_begins_anew(
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine/file").touch()
     for options in ({}, {"resume": True}, {"overwrite": True}):
-        with pytest.raises(DataError, match="holds no sweep"):
+        with pytest.raises(DataError, match="contains no sweep"):
             sweep(plan_in(tmp_path, directory=tmp_path / "mine"), **options)
     assert (tmp_path / "mine/file").exists()
     with pytest.raises(DataError, match="nothing to resume"):
@@ -290,7 +290,7 @@ def check(plan, configure, monkeypatch):
             {"knobs": (Knob("batch_size", ("8", "0")),)},
             "with batch_size = 0 and steps = 2, this configuration cannot work",
         ),
-        ({"knobs": (Knob("steps", ("8", "9")),)}, "cannot be turned"),
+        ({"knobs": (Knob("steps", ("8", "9")),)}, "cannot be varied"),
         ({"knobs": (Knob("online.env_steps", ("0", "9")),)}, "environment steps, and others updates"),
         ({"trials": 0}, "--trials should be at least 1"),
         ({"jobs": 0}, "--jobs should be at least 1"),
@@ -389,5 +389,5 @@ def test_the_page_shows_every_trial_every_knob_and_the_command(tmp_path):
 
 def test_a_page_without_results_says_so(tmp_path):
     plan = plan_in(tmp_path, halving=Halving((2, 4)))
-    assert summarise(plan, some_trials()[3:]) == "None of 1 trials could be measured."
+    assert summarise(plan, some_trials()[3:]) == "None of 1 trials has a result."
     assert "no data" in build_sweep_page(plan, some_trials()[3:], WHEN)

@@ -241,8 +241,8 @@ def test_the_command_prints_and_writes_it(run, tmp_path, capsys, monkeypatch):
         (("--depth", 0), "--depth 0 shows nothing"),
         (("--devices", 8, "--fsdp", 3), "--fsdp 3 does not divide --devices 8"),
         (("--of", "learned/trianable"), "Did you mean learned/trainable?"),
-        (("--against", "critic"), "give both"),
-        (("--other-step", 20, "--devices", 8), "belong to the inspection of one state"),
+        (("--against", "critic"), "needs --of"),
+        (("--other-step", 20, "--devices", 8), "apply to the inspection of one state"),
     ],
 )
 def test_what_cannot_be_shown_is_refused_in_a_line(run, arguments, said, capsys):

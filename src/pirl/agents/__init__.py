@@ -1,4 +1,4 @@
-"""What is learned: behaviour cloning, ACRLPD and RIPT, one file each. Each name is loaded when it is used."""
+"""The learners: behaviour cloning, ACRLPD and RIPT, one file each. Names are loaded lazily."""
 
 from typing import TYPE_CHECKING
 

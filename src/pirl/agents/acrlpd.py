@@ -1,9 +1,9 @@
 """ACRLPD: actor-critic learning on action chunks, from prior data and then online.
 
-A critic ensemble values chunks of H actions in the policy's own features. Its targets look H steps ahead, where the
-best of N chunks of the policy is taken (chosen by the critic, valued by its slow copy). The policy learns by flow
-matching on what the critic finds good, and on the successes in the data. An update encodes each observation once: flow
-loss, samples and critics all work on that.
+A critic ensemble estimates the value of chunks of H actions from the policy's own features. Its targets bootstrap H
+steps ahead from the best of N chunks sampled from the policy (chosen by the critics, valued by the target critics). The
+policy learns by flow matching on chunks that the critics prefer, and on the successes in the data. An update encodes
+each observation once; the flow loss, the samples and the critics share the result.
 """
 
 import functools
@@ -38,62 +38,62 @@ _ACTOR_METRICS = (
 
 @dataclass(frozen=True)
 class ACRLPDConfig:
-    """The learner and all its numbers."""
+    """ACRLPD: action-chunked RL with prior data, an actor-critic method."""
 
     horizon_length: int = 10
-    """Steps in the chunk that the critic values (H); at most the policy's own."""
+    """Steps of a chunk that the critics value (H); at most the length of the policy's chunk."""
     discount: float = 0.99
     """Discount per step (γ)."""
     num_action_samples: int = 4
-    """Chunks drawn from the policy for a target, a baseline, and when acting (N)."""
+    """Chunks to sample from the policy for a target, for the baseline, and when acting (N)."""
     num_acting_samples: int | None = None
-    """Chunks to choose from when acting, if not as many."""
+    """Chunks to sample when acting (none: num_action_samples)."""
     denoising_steps: int = 10
-    """Euler steps of the flow for each of them."""
+    """Euler steps of the flow for each sampled chunk."""
     aggregate: Aggregate = "mean"
-    """How the ensemble speaks with one voice; subset_min is the smaller of a random pair."""
+    """How the values of the ensemble are combined; subset_min is the minimum of a random pair."""
     actor_mode: Literal["awr", "best_of_n", "bc"] = "awr"
-    """Learn from chunks in the data weighted by advantage, from one's own best of N, or from all chunks alike."""
+    """Train the policy on chunks in the data weighted by advantage, on its own best of N, or on all chunks equally."""
     temperature: TemperatureConfig = field(default_factory=TemperatureConfig)
-    """Of the weights in actor_mode awr."""
+    """Temperature of the weights in actor_mode awr."""
     critic_weight: float = 1.0
-    """Weight of the critic's loss."""
+    """Weight of the critic loss."""
     actor_weight: float = 1.0
-    """Weight of the actor's loss."""
+    """Weight of the actor loss."""
     bc_loss_weight: float = 0.0
-    """Weight of plain flow matching beside it."""
+    """Weight of an additional plain flow-matching loss."""
     bc_on: Literal["successes", "all"] = "successes"
-    """Which episodes that is done on."""
+    """Episodes that the additional flow-matching loss uses."""
     huber_delta: float = 1.0
-    """Temporal-difference errors beyond this count linearly."""
+    """Huber threshold: larger temporal-difference errors count linearly."""
     critic: CriticConfig = field(default_factory=CriticConfig)
-    """The ensemble."""
+    """The critic ensemble."""
     critic_trains_encoder: bool = False
-    """Let the critic's gradients reach the policy's encoder."""
+    """Let gradients of the critic loss train the policy's encoder."""
     policy_optimiser: OptimiserConfig = field(default_factory=OptimiserConfig)
-    """How the policy learns."""
+    """Optimiser of the policy."""
     critic_optimiser: OptimiserConfig = field(
         default_factory=lambda: OptimiserConfig(
             peak_lr=3e-4, schedule="constant", warmup_steps=0, b2=0.999, weight_decay=0.0
         )
     )
-    """How the critics learn."""
+    """Optimiser of the critics."""
     critic_warmup_steps: int = 0
-    """Updates in which only the critics learn, before the policy moves."""
+    """Updates that train only the critics, before the policy starts to train."""
     actor_every: int = 1
-    """The policy moves in every so-many-th update."""
+    """Train the policy in every N-th update only."""
     target_update_rate: float = 0.005
-    """Share of the critics that enters their slow copy in each update (τ)."""
+    """Rate at which the target critics follow the critics (τ)."""
     policy_ema_decay: float | None = 0.99
-    """Decay of the running average of the policy, which is what acts and is exported."""
+    """Decay of the policy's EMA, which acts and is exported (none: the latest parameters do)."""
     critic_ema_decay: float = 0.99
-    """Decay of the running average of the critics, which chooses when acting."""
+    """Decay of the critics' EMA, which chooses among samples when acting."""
     freeze: tuple[str, ...] = ()
-    """Parts of the policy that do not learn: vision, language, or regular expressions on parameter paths."""
+    """Frozen parts of the policy: vision, language, or regular expressions on parameter paths."""
     augment: bool = True
-    """Augment pictures as OpenPI does: crop, rotate, colours."""
+    """Augment images as OpenPI does: crop, rotate, colour jitter."""
     accumulation_steps: int = 1
-    """Parts into which a batch is cut, to go through memory one after the other."""
+    """Gradient accumulation: parts of a batch that are processed one after the other."""
 
     def __post_init__(self) -> None:
         for name, known in (

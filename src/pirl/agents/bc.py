@@ -35,19 +35,19 @@ class BCConfig:
     """Behaviour cloning. The defaults are OpenPI's."""
 
     optimiser: OptimiserConfig = field(default_factory=OptimiserConfig)
-    """How the policy learns."""
+    """Optimiser of the policy."""
     ema_decay: float | None = 0.99
-    """Decay of the running average of the parameters, which is what acts and is exported; none exports the latest."""
+    """Decay of the policy's EMA, which acts and is exported (none: the latest parameters do)."""
     freeze: tuple[str, ...] = ()
-    """Parts that do not learn: vision, language, or regular expressions on parameter paths. LoRA freezes by itself."""
+    """Frozen parts: vision, language, or regular expressions on parameter paths. LoRA freezes the base weights itself."""
     augment: bool = True
-    """Augment pictures as OpenPI does: crop, rotate, colours."""
+    """Augment images as OpenPI does: crop, rotate, colour jitter."""
     loss_over: LossOver = "all"
-    """What the flow loss averages: every action dimension and step, padding too, as OpenPI does; or real ones only."""
+    """What the flow loss averages over: all action dimensions and steps, padding included, as in OpenPI; or real ones."""
     denoising_steps: int = 10
     """Euler steps of the flow when acting."""
     accumulation_steps: int = 1
-    """Parts into which a batch is cut, to go through memory one after the other."""
+    """Gradient accumulation: parts of a batch that are processed one after the other."""
 
     def __post_init__(self) -> None:
         check_flow_learner(self)

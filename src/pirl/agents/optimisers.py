@@ -1,4 +1,4 @@
-"""AdamW under a schedule of the learning rate, as OpenPI trains; its defaults are the defaults here."""
+"""AdamW with a learning-rate schedule, with OpenPI's defaults."""
 
 import math
 from collections.abc import Callable
@@ -16,32 +16,32 @@ from pirl.models.types import Array
 
 @dataclass(frozen=True)
 class OptimiserConfig:
-    """AdamW with clipped gradients, and how its learning rate rises and falls."""
+    """AdamW with gradient clipping and a learning-rate schedule."""
 
     peak_lr: float = 2.5e-5
     """Learning rate at the end of the warm-up."""
     schedule: Literal["cosine", "rsqrt", "constant"] = "cosine"
-    """What follows the warm-up: half a cosine down to end_lr, one over the square root of time, or no change."""
+    """Schedule after the warm-up: cosine decay to end_lr, inverse square root, or constant."""
     warmup_steps: int = 1_000
-    """Updates in which the learning rate rises linearly."""
+    """Updates of linear warm-up."""
     decay_steps: int = 30_000
-    """Updates, the warm-up included, until the cosine has come down."""
+    """Updates, including the warm-up, until the cosine reaches end_lr."""
     end_lr: float = 2.5e-6
-    """Learning rate after the cosine."""
+    """Learning rate at the end of the cosine decay."""
     timescale: float = 10_000.0
-    """Updates after which rsqrt has fallen to 1/√2."""
+    """rsqrt: updates after which the learning rate has fallen to 1/√2 of its peak."""
     b1: float = 0.9
-    """Decay of the mean of gradients."""
+    """Adam's β₁: decay of the first moment."""
     b2: float = 0.95
-    """Decay of the mean of squared gradients."""
+    """Adam's β₂: decay of the second moment."""
     eps: float = 1e-8
-    """Added to the root of the latter."""
+    """Adam's ε, added to the root of the second moment."""
     weight_decay: float = 1e-10
     """Decoupled weight decay."""
     clip_norm: float = 1.0
-    """Gradients with a larger global norm are scaled down to it."""
+    """Global gradient norm above which gradients are clipped."""
     moments_dtype: Literal["float32", "bfloat16"] = "float32"
-    """How both means are kept between updates; bfloat16 halves what they take. They are computed in float32."""
+    """Storage dtype of both moments; bfloat16 halves their memory. They are computed in float32."""
 
     def __post_init__(self) -> None:
         for name in ("peak_lr", "end_lr", "timescale", "b1", "b2", "eps", "weight_decay", "clip_norm"):

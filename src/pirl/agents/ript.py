@@ -45,55 +45,55 @@ PromptTokens = tuple[Int[Array, "b tokens"], Bool[Array, "b tokens"]]
 
 @dataclass(frozen=True)
 class RIPTConfig:
-    """The learner and all its numbers."""
+    """RIPT: critic-free RL with leave-one-out advantages over rollouts from the same initial state."""
 
     weighting: Literal["signed", "positive", "exp", "guidance"] = "positive"
-    """Learn from failures too, by their negative advantage; from successes only; from all by exp(advantage / beta); or
-    from all, with the sign of the advantage in the prompt."""
+    """How advantages weight chunks: signed also pushes away from failures; positive uses only rollouts better than the
+    others; exp weights all by exp(advantage / beta); guidance puts the sign of the advantage in the prompt."""
     normalise_advantages: bool = True
-    """Divide advantages by their deviation over the episodes of an iteration."""
+    """Divide advantages by their standard deviation over the episodes of an iteration."""
     negative_weight: float = 0.25
-    """What a failure counts, as a share of a success: 0.25 repels (signed) or teaches (guidance) a quarter as much."""
+    """Weight of a failure relative to a success: 0.25 repels (signed) or teaches (guidance) a quarter as much."""
     negative_clip: float = 1.0
-    """signed: advantages below minus this count as minus this."""
+    """signed: negative advantages are clipped to minus this."""
     negative_loss_limit: float = 1.0
-    """signed: a chunk whose flow loss is beyond this is repelled no further, which bounds the loss from below."""
+    """signed: a chunk whose flow loss exceeds this is pushed no further, so the loss is bounded below."""
     beta: float = 1.0
     """exp: temperature of the weights."""
     max_weight: float = 20.0
-    """exp: weights are clipped here."""
+    """exp: largest weight; larger ones are clipped."""
     cond_dropout: float = 0.2
-    """guidance: how often the indicator is left out of the prompt in training."""
+    """guidance: fraction of chunks trained without the indicator in the prompt."""
     guidance_weight: float = 2.0
-    """guidance: how far to follow the indicator when acting; 0 not at all, 1 as trained, above 1 beyond."""
+    """guidance: weight of the indicator when acting; 0 ignores it, 1 follows it, above 1 extrapolates."""
     practice_guidance: float = 1.0
-    """guidance: the same in rollouts. Those of the first iteration have none: the policy does not know it yet."""
+    """guidance: the same weight in rollouts; 0 in the first iteration, where the policy does not know the indicator."""
     num_epochs: int = 2
     """Passes over the chunks of an iteration."""
     chunks: Literal["decisions", "all"] = "decisions"
-    """Which chunks of an attempt are learned from: those that begin where the policy planned, or all. The others begin
-    with what was decided some steps before: a policy that learns from itself by them reacts later and later."""
+    """Chunks of a rollout to train on: those that start where the policy planned, or all. The others start with actions
+    decided some steps earlier; a policy that trains on them reacts later with every iteration."""
     batch_by: Literal["chunks", "groups"] = "chunks"
-    """What batches are drawn from: all chunks of the iteration, or those of few contexts at a time."""
+    """What batches are drawn from: all chunks of the iteration, or those of a few contexts at a time."""
     bc_loss_weight: float = 0.0
-    """Weight of plain flow matching on demonstrations, so that the policy does not forget (0: none are needed)."""
+    """Weight of plain flow matching on demonstrations, to prevent forgetting (0: no dataset is needed)."""
     optimiser: OptimiserConfig = field(default_factory=OptimiserConfig)
-    """How the policy learns."""
+    """Optimiser of the policy."""
     ema_decay: float | None = 0.99
-    """Decay of the running average of the parameters, which is what acts and is exported; none exports the latest."""
+    """Decay of the policy's EMA, which acts and is exported (none: the latest parameters do)."""
     freeze: tuple[str, ...] = ()
-    """Parts that do not learn: vision, language, or regular expressions on parameter paths. LoRA freezes by itself."""
+    """Frozen parts: vision, language, or regular expressions on parameter paths. LoRA freezes the base weights itself."""
     augment: bool = True
-    """Augment pictures as OpenPI does: crop, rotate, colours."""
+    """Augment images as OpenPI does: crop, rotate, colour jitter."""
     loss_over: LossOver = "all"
-    """What the flow loss averages: every action dimension and step, padding too, as OpenPI does; or real ones only."""
+    """What the flow loss averages over: all action dimensions and steps, padding included, as in OpenPI; or real ones."""
     denoising_steps: int = 10
     """Euler steps of the flow when acting."""
     practice_solver: Solver = "midpoint"
-    """How the flow is solved in rollouts, by as many evaluations: Euler's method, which acts in the end, draws narrower
-    than the policy is, and a policy that learns from what it draws would become narrower with every iteration."""
+    """ODE solver of the flow in rollouts, with the same number of evaluations. Euler, which deployed policies use,
+    samples a narrower distribution than the policy's; training on such samples would narrow it every iteration."""
     accumulation_steps: int = 1
-    """Parts into which a batch is cut, to go through memory one after the other."""
+    """Gradient accumulation: parts of a batch that are processed one after the other."""
 
     def __post_init__(self) -> None:
         check_flow_learner(self)

@@ -1,4 +1,4 @@
-"""How sharply advantages weigh chunks, with a temperature that may look after itself."""
+"""How sharply advantages weight chunks, with a fixed or adaptive temperature."""
 
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -15,18 +15,18 @@ from pirl.models.types import Array
 
 @dataclass(frozen=True)
 class TemperatureConfig:
-    """How sharply advantages weigh chunks: exp(advantage / β)."""
+    """How sharply advantages weight chunks: exp(advantage / β)."""
 
     beta: float = 0.1
-    """The temperature β, or where it begins if it adapts."""
+    """The temperature β; its initial value if adaptive."""
     adaptive: bool = False
-    """Move β so that the effective sample size of the weights stays at target_ess."""
+    """Adjust β so that the effective sample size of the weights stays at target_ess."""
     target_ess: float = 0.5
-    """Effective share of the batch that is wanted."""
+    """Target effective sample size, as a fraction of the batch."""
     learning_rate: float = 0.01
-    """Step size of log β."""
+    """Learning rate of log β."""
     max_weight: float = 100.0
-    """Weights are clipped here."""
+    """Largest weight; larger ones are clipped."""
 
     def __post_init__(self) -> None:
         if min(self.beta, self.max_weight, self.learning_rate) <= 0:

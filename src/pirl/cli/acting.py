@@ -1,4 +1,4 @@
-"""What the commands that act in an environment share: which environment, who acts, and how far it has come."""
+"""Options shared by the commands that act in an environment: the environment, the policy, and a progress bar."""
 
 import contextlib
 import math
@@ -34,11 +34,12 @@ _PREFIX = "--env."
 
 @dataclass(frozen=True, kw_only=True)
 class InEnvironment:
-    """An environment, by name, with options of its own."""
+    """An environment, by name, with its own options."""
 
     env: Annotated[str | None, default(DEFAULT_ENV, "NAME")] = None
-    """Environment: a name of `pirl envs list`, or a Gymnasium id; --env.id is the same. Its own options are given as
-    `--env.OPTION VALUE`: see `pirl envs show NAME`. Your adapter of a foreign one goes by --env.adapter MODULE:CLASS."""
+    """Environment: a name from `pirl envs list`, or a Gymnasium id (--env.id is the same).
+    Pass its options as `--env.OPTION VALUE`; `pirl envs show NAME` lists them.
+    For your own environment, add --env.adapter MODULE:CLASS."""
     env_options: tyro.conf.Suppress[tyro.conf.Fixed[tuple[tuple[str, str], ...]]] = ()
 
     def env_config(self) -> "EnvConfig":
@@ -77,35 +78,35 @@ def take_env_options(arguments: Sequence[str], program: str) -> tuple[list[str],
 
 @dataclass(frozen=True, kw_only=True)
 class Acting(InEnvironment):
-    """Somebody who acts in it. Whoever was trained in a run acts where, and as, the run says, unless told otherwise."""
+    """A policy that acts in an environment. The policy of a run uses the run's environment and settings by default."""
 
-    env: Annotated[str | None, default(f"that of the run, or {DEFAULT_ENV}", "NAME")] = None
-    """Environment: a name of `pirl envs list`, or a Gymnasium id; --env.id is the same. Its own options are given as
-    `--env.OPTION VALUE`: see `pirl envs show NAME`. Your adapter of a foreign one goes by --env.adapter MODULE:CLASS.
-    A run that is named brings its environment and the options of it, which --env.OPTION changes and --env replaces."""
-    task: Annotated[str | None, default("all of them in turn", "TASK")] = None
-    """One task only."""
+    env: Annotated[str | None, default(f"that of the run, else {DEFAULT_ENV}", "NAME")] = None
+    """Environment: a name from `pirl envs list`, or a Gymnasium id (--env.id is the same).
+    Pass its options as `--env.OPTION VALUE`; `pirl envs show NAME` lists them.
+    For your own environment, add --env.adapter MODULE:CLASS.
+    A run brings its own environment and options; --env.OPTION changes an option, --env replaces the environment."""
+    task: Annotated[str | None, default("all tasks in turn", "TASK")] = None
+    """Use only this task."""
     seed: int = 0
-    """Decides every start, and all that is random after it."""
-    execute_steps: Annotated[int | None, default(f"as in the run, or {DEFAULT_EXECUTE_STEPS}", "INT")] = None
-    """Actions of a planned chunk to execute before planning again."""
-    denoising_steps: Annotated[int | None, default(f"as in the run, or {DEFAULT_DENOISING_STEPS}", "INT")] = None
-    """Steps from noise to actions when a chunk is planned. OpenPI acts with 10."""
+    """Random seed: determines the initial states and everything random after them."""
+    execute_steps: Annotated[int | None, default(f"as in the run, else {DEFAULT_EXECUTE_STEPS}", "INT")] = None
+    """Actions of each chunk to execute before replanning."""
+    denoising_steps: Annotated[int | None, default(f"as in the run, else {DEFAULT_DENOISING_STEPS}", "INT")] = None
+    """Integration steps from noise to actions. OpenPI acts with 10."""
     model: Annotated[str | None, optional("PRESET")] = None
-    """Model preset, where the checkpoint does not name its model itself."""
-    robot: Annotated[str | None, default("the policy's own, or the environment's", "NAME|FILE")] = None
-    """Robot preset or JSON file, if the policy was trained for another than the environment's own."""
+    """Model preset, for a checkpoint without pirl.json."""
+    robot: Annotated[str | None, default("the policy's own, else the environment's", "NAME|FILE")] = None
+    """Robot preset or JSON file, if the policy was trained for another robot description than the environment's."""
     asset_id: Annotated[str | None, optional("ID")] = None
-    """Which normalisation statistics of the checkpoint to use, where it has several; `none` if it was trained without."""
-    guidance: Annotated[float | None, default("what the checkpoint says", "W")] = None
-    """How far a policy that was trained with guidance follows the prompt's indicator of good actions: 0 not at all, 1 as
-    trained, above 1 beyond."""
+    """Normalisation statistics to use, if the checkpoint has several; `none` if it was trained without."""
+    guidance: Annotated[float | None, default("as in the checkpoint", "W")] = None
+    """Guidance weight, for a policy trained with guidance: 0 plain prompt, 1 positive prompt, above 1 extrapolates."""
     expert: ExpertConfig = field(default_factory=ExpertConfig)
-    """How the scripted expert errs."""
+    """Flaws of the scripted expert."""
 
     @property
     def policies(self) -> list[str]:
-        """Who acts: checkpoints, runs, or the expert."""
+        """The policies: checkpoints, runs, or the expert."""
         raise NotImplementedError
 
     def check(self, **counts: int) -> None:
@@ -123,14 +124,14 @@ class Acting(InEnvironment):
             for name in ("model", "robot", "asset_id", "guidance"):
                 if getattr(self, name) is not None:
                     raise UserError(
-                        f"--{name.replace('_', '-')} belongs to a checkpoint; the scripted expert needs none."
+                        f"--{name.replace('_', '-')} is for checkpoints; the scripted expert does not use it."
                     )
         elif len(checkpoints) == len(self.policies) and self.expert != ExpertConfig():
-            raise UserError("--expert.* belongs to the scripted expert; a checkpoint acts as it does.")
+            raise UserError("--expert.* is for the scripted expert; a checkpoint does not use it.")
         for checkpoint in checkpoints:
             directory = expand_home(checkpoint)
             if not directory.is_dir():
-                raise UserError(f"{checkpoint} is no checkpoint directory; the scripted expert is called {EXPERT!r}.")
+                raise UserError(f"{checkpoint} is not a checkpoint directory; for the scripted expert, use {EXPERT!r}.")
             refuse_directory_of_runs(directory)
 
     # --- what the runs say ---------------------------------------------------------------------------------------
@@ -194,7 +195,7 @@ class Acting(InEnvironment):
         """Who acts: the expert, or the policy of a checkpoint."""
         if policy == EXPERT:
             if not description.has_expert:
-                raise UserError(f"{description.name} has no scripted expert; name a checkpoint.")
+                raise UserError(f"{description.name} has no scripted expert; pass a checkpoint.")
             return self.expert
         from pirl.envs.planner import load_planner
         from pirl.training.compiling import use_compilation_cache
@@ -211,7 +212,7 @@ class Acting(InEnvironment):
             guidance=self.guidance,
         )
         if (steps := self.executed_steps()) > planner.horizon:
-            raise UserError(f"--execute-steps {steps} is more than the policy plans: {planner.horizon}.")
+            raise UserError(f"--execute-steps {steps} is more than the policy's chunk length, {planner.horizon}.")
         return planner
 
     def settings(self, policy: str) -> dict[str, Any]:
@@ -238,12 +239,12 @@ class Acting(InEnvironment):
 
 @dataclass(frozen=True, kw_only=True)
 class ActingInMany(Acting):
-    """Somebody who acts in several environments at a time."""
+    """A policy that acts in several environments in parallel."""
 
-    envs: Annotated[int | None, default("16, or the number of cores where each needs a process", "INT")] = None
-    """Environments that run at the same time."""
+    envs: Annotated[int | None, default("16, or the number of cores if each needs a process", "INT")] = None
+    """Environments to run in parallel."""
     timeout: float = 120.0
-    """Seconds after which an environment that does not answer is given up."""
+    """Seconds after which an environment that does not respond is restarted and its episode counted as lost."""
 
     def check(self, **counts: int) -> None:
         """Refuse, before anything is started, what cannot work."""
@@ -264,7 +265,7 @@ def _in_flags(env: "EnvConfig") -> str:
 
 @contextlib.contextmanager
 def progress(total: int, what: str) -> Iterator["Callable[[EpisodeResult], None]"]:
-    """A bar with the success rate so far, for whoever looks at the terminal; nothing if nobody does."""
+    """A progress bar with the success rate so far, if standard error is a terminal."""
     if not sys.stderr.isatty():
         yield lambda result: None
         return

@@ -1,4 +1,4 @@
-"""`pirl collect`: makes a LeRobot dataset by acting in an environment."""
+"""`pirl collect`: collects a LeRobot dataset in an environment."""
 
 import math
 import time
@@ -19,30 +19,31 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Collect(ActingInMany):
-    """Let the scripted expert or a policy act, and write what happens as a LeRobot dataset.
+    """Collect a LeRobot dataset with the scripted expert or a policy.
 
-    Rewards, success, and whether an episode ended or ran out of time are written with it. A run that was stopped goes
-    on with --resume and gives the same data; with more --episodes or --env-steps, it adds to what is there.
+    The dataset includes rewards, success, and whether each episode terminated or timed out. --resume continues a stopped
+    collection and gives the same data as an uninterrupted one; with more --episodes or --env-steps, it adds episodes.
     """
 
     policy: Annotated[str, tyro.conf.arg(metavar="expert|CHECKPOINT")]
-    """Who acts: the word expert, a checkpoint directory (the one that holds params/), or a run (its newest policy)."""
+    """The policy: the word expert, a checkpoint directory, or a run (its newest policy)."""
     out: Annotated[Path, tyro.conf.arg(metavar="DIR")]
     """Directory of the dataset."""
     episodes: Annotated[int | None, optional("INT")] = None
-    """Episodes in all; with --env-steps, at most."""
+    """Total number of episodes; with --env-steps, the maximum."""
     env_steps: Annotated[int | None, optional("INT")] = None
-    """Environment steps in all: the episode in which they are reached is the last."""
+    """Total environment steps; the episode that reaches them is the last."""
     version: Literal["v3.0", "v2.1"] = "v3.0"
-    """LeRobot's format."""
+    """Version of the LeRobot format."""
     storage: Literal["video", "image"] = "video"
-    """Pictures as video, or each as a PNG inside the data files."""
+    """Store images as video, or as PNG inside the data files."""
     codec: Literal["h264", "libsvtav1"] = "h264"
-    """Of videos."""
+    """Video codec."""
     seed: int = 1000
-    """Decides every start, and all that is random after it; `pirl eval` begins at 0, so that it measures elsewhere."""
+    """Random seed: determines the initial states and everything random after them.
+    `pirl eval` starts at 0, so that a policy is not evaluated on the states it was trained on."""
     resume: bool = False
-    """Go on with the dataset in the directory."""
+    """Continue the dataset in the directory."""
 
     @property
     def policies(self) -> list[str]:
@@ -52,7 +53,7 @@ class Collect(ActingInMany):
     def run(self) -> int:
         """Do it; the return value is the exit code."""
         if self.episodes is None and self.env_steps is None:
-            raise UserError("pirl collect: how much? Give --episodes, or --env-steps.")
+            raise UserError("pirl collect needs --episodes or --env-steps.")
         counts = {"episodes": self.episodes, "env-steps": self.env_steps}
         self.check(**{name: count for name, count in counts.items() if count is not None})
         from pirl.envs.collecting import DatasetFormat, collect, open_log
@@ -78,8 +79,8 @@ class Collect(ActingInMany):
             starts = make_starts(pool.description, episodes, self.seed, self.task)
             actor = self.actor(self.policy, pool.description, math.ceil(envs / pool.groups))
             if done:
-                print(f"{done} {f'of {self.episodes} ' if self.episodes else ''}episodes are there; going on")
-            # How many episodes the steps will be, nobody knows.
+                print(f"{done} {f'of {self.episodes} ' if self.episodes else ''}episodes exist; continuing")
+            # With --env-steps alone, the number of episodes is not known beforehand.
             bar = (
                 progress(max(0, episodes - done), f"collecting in {self.env_config().id}")
                 if self.episodes

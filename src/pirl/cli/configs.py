@@ -1,4 +1,4 @@
-"""`pirl configs`: which presets there are, and what each of them says."""
+"""`pirl configs`: lists the presets, or shows one."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
@@ -14,10 +14,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Configs:
-    """List the presets of `pirl train`, or show one as YAML (`pirl configs show NAME`), ready for --config-file."""
+    """List the presets of `pirl train`, or print one as YAML for --config-file (`pirl configs show NAME`)."""
 
     command: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="[list|show]")] = "list"
-    """What to do."""
+    """List all presets, or show one."""
     name: Annotated[tyro.conf.Positional[str | None], optional("[NAME]")] = None
     """The preset to show."""
 
@@ -28,9 +28,8 @@ class Configs:
         if self.command == "list" and self.name is None:
             return _list()
         if self.command in ("list", "show"):
-            raise UserError(
-                f"pirl configs {self.command} takes {'no' if self.command == 'list' else 'a'} name of a preset."
-            )
+            takes = "no preset name" if self.command == "list" else "the name of a preset"
+            raise UserError(f"pirl configs {self.command} takes {takes}.")
         question = did_you_mean(self.command, ("list", "show")) or f"Did you mean show {self.command}? "
         raise UserError(f"pirl configs has no command {self.command}. {question}See pirl configs --help.")
 

@@ -1,4 +1,4 @@
-"""What the commands that take a configuration share: a preset, a YAML file and dotted options become one."""
+"""Shared by the commands that take a configuration: merges a preset, a YAML file and dotted options."""
 
 import dataclasses
 import sys
@@ -23,19 +23,19 @@ _BOOLS = ("true", "false", "yes", "no", "on", "off", "1", "0")
 
 @dataclass(frozen=True, kw_only=True)
 class Configured:
-    """A configuration that is asked for: options come over the file, the file over the preset."""
+    """A configuration: options override the file, the file overrides the preset."""
 
     program: ClassVar[str]
-    """How a person calls the command."""
+    """The command as typed."""
     needs: ClassVar[str]
-    """What has to be given besides, as the help shows it."""
+    """Required options, as the help shows them."""
 
     preset: Annotated[tyro.conf.Positional[str | None], optional("[PRESET]")] = None
-    """Preset to begin with; not needed if the configuration file names one (preset: NAME) or is complete."""
+    """Preset to start from; not needed if the configuration file names one (preset: NAME) or is complete."""
     config_file: Annotated[Path | None, optional("FILE")] = None
     """YAML file with fields to set."""
     debug: bool = False
-    """Ten updates of eight chunks, and everything else small too, to see whether it works together."""
+    """Make ten updates of eight chunks, and shrink everything else, to check that all parts work together."""
     settings: tyro.conf.Suppress[tyro.conf.Fixed[Settings]] = ()
 
     def resolve(self) -> "RLTrainConfig":
@@ -49,7 +49,7 @@ class Configured:
         elif (own := self.own_config()) is not None:
             config = load_config(own, None)
         else:
-            raise ConfigError("what is to be trained? Name a preset (see pirl configs), or give a --config-file.")
+            raise ConfigError("no configuration: name a preset (see pirl configs), or pass a --config-file.")
         if self.debug:
             config = debug_config(config)
         return override_config(config, dict(self.settings), self.program, texts=True)
@@ -62,14 +62,14 @@ class Configured:
 def checked_name(name: str | None, *, resume: bool, overwrite: bool, is_needed: bool = True) -> str:
     """The name of a run or a sweep, if it can be one; where none is needed, it may be empty."""
     if resume and overwrite:
-        raise UserError("--resume goes on with a run, --overwrite deletes it: choose one.")
+        raise UserError("--resume continues a run, --overwrite deletes it: choose one.")
     if name is None:
         if is_needed:
             raise UserError("the run needs a name: --exp-name NAME.")
         return ""
     path = Path(name)
     if path.is_absolute() or path == Path(".") or ".." in path.parts or "\0" in name:
-        raise UserError(f"--exp-name {name!r} is no name of a directory inside runs_dir.")
+        raise UserError(f"--exp-name {name!r} is not a directory name inside runs_dir.")
     if unfit := sorted(set(name) & set("[]*?")):
         raise UserError(f"--exp-name {name!r}: checkpoints cannot be written under a name with {' '.join(unfit)}.")
     return name

@@ -1,4 +1,4 @@
-"""`pirl convert`: look into an OpenPI checkpoint, convert it, merge its LoRA, or check it."""
+"""`pirl convert`: inspects, converts, merges the LoRA of, or checks an OpenPI checkpoint."""
 
 import math
 from dataclasses import dataclass
@@ -21,28 +21,27 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Convert(WithJson):
-    """Look into an OpenPI checkpoint, convert it, merge its LoRA, or check it.
+    """Inspect an OpenPI checkpoint, convert it, merge its LoRA, or check it.
 
-    One checkpoint: print its parameters, counts, dtypes and statistics. Two: write the first, converted, as the second.
-    With --check, one checkpoint is verified and two are compared; exit code 1 means that something differs.
+    With one checkpoint, print its parameters, counts, dtypes and statistics. With two, convert the first and write it as
+    the second. With --check, verify one checkpoint or compare two; exit code 1 means that there are differences.
     """
 
     checkpoint: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="CHECKPOINT")]
-    """Checkpoint directory (the one that holds params/ or model.safetensors), or a run, of which the newest policy is
-    meant."""
+    """Checkpoint directory (the one with params/ or model.safetensors), or a run (its newest policy)."""
     output: Annotated[tyro.conf.Positional[Path | None], optional("[OUTPUT]")] = None
     """Where to write the converted checkpoint; with --check, the checkpoint to compare with."""
     check: bool = False
-    """Verify one checkpoint (readable, finite, fits its model; says if statistics are missing) or compare two."""
+    """Verify one checkpoint (readable, finite, fits its model; reports missing statistics) or compare two."""
     model: Annotated[str | None, optional("PRESET")] = None
-    """Model preset, where the checkpoint does not name its model itself; needed to merge or to check the fit."""
+    """Model preset, for a checkpoint without pirl.json; needed to merge LoRA or to check the fit."""
     merge_lora: bool = False
     """Fold LoRA weights into the weights they update."""
     dtype: Annotated[Literal["float32", "bfloat16"] | None, default("as saved", "float32|bfloat16")] = None
-    """Cast every parameter."""
+    """Cast all parameters to this dtype."""
     style: Literal["released", "trained", "pytorch"] = "released"
     """What to write: OpenPI's JAX format with plain keys (released) or with the trailing `value` of its training runs
-    (trained), or the model.safetensors of its PyTorch models. OpenPI reads all three."""
+    (trained), or the model.safetensors of its PyTorch models (pytorch). OpenPI reads all three."""
     overwrite: bool = False
     """Replace the output if it exists."""
     rtol: float = 0.0
@@ -73,18 +72,18 @@ class Convert(WithJson):
         writing["--style"] = self.style != "released"
         comparing = {"--rtol": self.rtol, "--atol": self.atol}
         if self.check or self.output is None:
-            self._reject(writing, "writes a checkpoint: give an output directory, and no --check")
+            self._reject(writing, "applies to writing a checkpoint: pass an output directory, and no --check")
         if not (self.check and self.output is not None):
-            self._reject(comparing, "belongs to --check with two checkpoints")
+            self._reject(comparing, "applies to --check with two checkpoints")
         if self.check == (self.output is not None):
-            self._reject({"--model": self.model}, "belongs to --check of one checkpoint, or to writing one")
+            self._reject({"--model": self.model}, "applies to --check of one checkpoint, or to writing one")
         for name, tolerance in comparing.items():
             if not 0 <= tolerance < math.inf:
                 raise UserError(
                     f"{name} should be a number of at least 0, and cannot be negative; it is {tolerance:g}."
                 )
         if self.check or self.output is not None:
-            self._reject({"--json": self.json}, "belongs to the inspection of one checkpoint")
+            self._reject({"--json": self.json}, "applies to the inspection of one checkpoint")
 
     def _reject(self, options: dict[str, Any], why: str) -> None:
         for name, given in options.items():
@@ -109,7 +108,7 @@ class Convert(WithJson):
             *((f"  {group}", f"{count:,}") for group, count in summary["groups"].items()),
             ("dtypes", ", ".join(f"{name}: {count:,}" for name, count in summary["dtypes"].items())),
             ("LoRA", "yes" if summary["lora"] else "no"),
-            ("describes itself", "yes (pirl.json)" if summary["described"] else "no"),
+            ("pirl.json", "yes" if summary["described"] else "no"),
             ("fits presets", ", ".join(summary["presets"]) or "none"),
         ]
         for asset_id, widths in summary["norm_stats"].items():
@@ -131,7 +130,9 @@ class Convert(WithJson):
 
         source, target = checkpoint.directory.resolve(), output.resolve()
         if target == source or target in source.parents or source in target.parents:
-            raise UserError(f"the output {target} is the checkpoint itself, around it or inside it: choose another.")
+            raise UserError(
+                f"the output {target} is the checkpoint itself, contains it or lies inside it: choose another."
+            )
         check_target(target, self.overwrite)
         config = self._config(checkpoint, required=self.merge_lora)
         if self.merge_lora and not any("lora" in path for path in checkpoint.leaves):
@@ -158,7 +159,7 @@ class Convert(WithJson):
         )
         print(f"wrote {output}: {sum(value.size for value in params.values()):,} parameters in {len(params)} arrays")
         if left_out:
-            print(f"left out, as no part of a policy: {', '.join(left_out)}")
+            print(f"left out, because not part of a policy: {', '.join(left_out)}")
         if self.merge_lora and any(str(value.dtype) == "bfloat16" for value in params.values()):
             print("some merged weights are bfloat16, which rounds small updates away: --dtype float32 keeps them")
         return 0

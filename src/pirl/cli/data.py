@@ -1,4 +1,4 @@
-"""`pirl data`: look into, check and label LeRobot datasets, compute their statistics, see to their frame cache."""
+"""`pirl data`: inspects, validates and labels LeRobot datasets, computes statistics, manages the frame cache."""
 
 import sys
 from dataclasses import dataclass
@@ -25,13 +25,13 @@ class _WithOutcomes:
     dataset: DatasetPath
     """Directory of a LeRobot dataset (v2.0, v2.1 or v3.0), or its hub id."""
     reward: Literal["sparse", "step_penalty", "raw"] = "sparse"
-    """Reward the training will use: 1 on success, -1 per step until success, or the reward column as it is."""
+    """Reward used in training: 1 on success, -1 per step until success, or the reward column unchanged."""
     reward_column: Annotated[str | None, default("next.reward", "NAME")] = None
-    """Column that holds the reward."""
+    """Reward column."""
     success_column: Annotated[str | None, default("next.success, is_success, success, …", "NAME")] = None
-    """Column that says whether the episode succeeded."""
+    """Success column."""
     unlabelled: Literal["error", "success"] = "error"
-    """What episodes that say nothing about success are: a problem, or demonstrations that succeeded."""
+    """How to treat episodes without an outcome: as an error, or as successful demonstrations."""
 
     def outcomes(self) -> "OutcomeConfig":
         """How to tell the outcomes of episodes."""
@@ -42,9 +42,9 @@ class _WithOutcomes:
 
 @dataclass(frozen=True)
 class Check(WithJson, _WithOutcomes):
-    """Validate a dataset before training on it: every problem, by episode, file, column and value.
+    """Validate a dataset before training: lists every problem by episode, file, column and value.
 
-    Exit code 2 if there are problems. Notes say how an oddity is read; they do not keep a dataset from training.
+    Exit code 2 if there are problems. Notes explain how an oddity is read; they do not block training.
     """
 
     decode: bool = False
@@ -72,7 +72,7 @@ class Check(WithJson, _WithOutcomes):
 
 @dataclass(frozen=True)
 class Info(WithJson, _WithOutcomes):
-    """Print what is in a dataset: episodes, tasks, success, lengths, returns, cameras."""
+    """Print what a dataset contains: episodes, tasks, success, lengths, returns, cameras."""
 
     def run(self) -> int:
         """Do it; the return value is the exit code."""
@@ -88,14 +88,14 @@ class Info(WithJson, _WithOutcomes):
         ]
         outcome = summary["outcomes"]
         if outcome is None:
-            rows.append(("success", f"not told: {summary['outcome_problem']}"))
+            rows.append(("success", f"unknown: {summary['outcome_problem']}"))
         else:
             rate = (
                 f"{outcome['success']} of {outcome['known']} episodes ({outcome['rate']:.0%})"
                 if outcome["known"]
                 else "-"
             )
-            rows.append(("success", f"{rate}; {outcome['timeouts']} ran out of time"))
+            rows.append(("success", f"{rate}; {outcome['timeouts']} timed out"))
         for camera in summary["cameras"]:
             rows.append(("camera", f"{camera['name']}  {camera['height']}×{camera['width']}  {camera['storage']}"))
         columns = (f"{column['name']} {column['dtype']}{column['shape']}" for column in summary["columns"])
@@ -117,12 +117,12 @@ class Stats:
     dataset: DatasetPath
     """Directory of a LeRobot dataset (v2.0, v2.1 or v3.0), or its hub id."""
     robot: Annotated[str, tyro.conf.arg(metavar="NAME|FILE")]
-    """Robot preset (aloha, aloha_sim, libero, libero_delta, droid, droid_joint_position, tabletop, tabletop_state,
-    metaworld), or a JSON file that describes a robot."""
+    """Robot preset, or a JSON file that describes a robot.
+    Presets: aloha, aloha_sim, libero, libero_delta, droid, droid_joint_position, tabletop, tabletop_state, metaworld."""
     horizon: int
     """Length of the policy's action chunk: statistics of relative actions depend on it."""
     output: Annotated[Path | None, default("print only", "FILE")] = None
-    """Where to write the file."""
+    """File to write."""
 
     def run(self) -> int:
         """Do it; the return value is the exit code."""

@@ -1,4 +1,4 @@
-"""`pirl demo`: RL against behaviour cloning, from nothing to a report, with one command."""
+"""`pirl demo`: compares RL with behaviour cloning, from data collection to a report, with one command."""
 
 import sys
 import time
@@ -15,26 +15,27 @@ from pirl.errors import UserError
 
 @dataclass(frozen=True, kw_only=True)
 class Demo:
-    """Collect demonstrations, train a small π₀ by behaviour cloning and then by RL, and compare them, with controls.
+    """Collect demonstrations, train a small π₀ with behaviour cloning and then with RL, and compare them, with controls.
 
-    About ten minutes on two cores. What was interrupted goes on when the same command is called again.
+    Takes about ten minutes on two cores. To continue an interrupted demo, run the same command again.
     """
 
     learner: Annotated[tyro.conf.Positional[Literal["acrlpd", "ript"]], tyro.conf.arg(metavar="[acrlpd|ript]")] = (
         "acrlpd"
     )
-    """How it learns: from the demonstrations by critics and then from its own episodes, or by practising in the
-    simulator alone."""
+    """The RL method.
+    ACRLPD: with critics, on the demonstrations and then also on its own episodes.
+    RIPT: only rollouts in the simulator."""
     out: Annotated[Path | None, default("runs/demo or runs/demo_ript", "DIR")] = None
-    """Directory for everything."""
+    """Directory for data, runs and the report."""
     episodes: Annotated[int | None, default("200; 8 with --quick", "INT")] = None
-    """Episodes by which each policy is measured."""
+    """Evaluation episodes per policy."""
     demonstrations: Annotated[int | None, default("as many as the demo needs", "INT")] = None
     """Demonstrations to collect."""
     quick: bool = False
-    """Few updates of everything and few episodes: shows that it works, not that it learns."""
+    """Make few updates and run few episodes: checks that everything works, not that it learns."""
     overwrite: bool = False
-    """Delete the demo in that directory, and begin anew."""
+    """Delete the demo in that directory and start over."""
 
     def run(self) -> int:
         """Do it; the return value is the exit code."""

@@ -1,4 +1,4 @@
-"""`pirl doctor`: is this machine fit for pirl, and what would make it fit?"""
+"""`pirl doctor`: checks whether this machine has what pirl needs, and says how to fix what is missing."""
 
 import sys
 from dataclasses import dataclass
@@ -20,14 +20,14 @@ _PLAIN_MARKS = {"good": "+", "absent": "-", "bad": "x"}
 
 @dataclass(frozen=True, kw_only=True)
 class Doctor(WithJson):
-    """Look at the machine: devices, packages, extras, disk, cache, tokenisers, video codecs, rendering.
+    """Check this machine: devices, packages, extras, disk, cache, tokenisers, video codecs, rendering.
 
-    Each line is ✓ (well), – (not there, and nobody has to have it) or ✗ (broken), with what to do. Takes seconds and
-    needs no network. Exit code 1 if something is broken that pirl itself needs, else 0.
+    Each line is ✓ (works), – (absent, and optional) or ✗ (broken), with what to do. Takes seconds and needs no network.
+    Exit code 1 if something that pirl itself needs is broken, else 0.
     """
 
     runs_dir: Annotated[Path, tyro.conf.arg(metavar="DIR")] = Path("runs")
-    """Where runs will go."""
+    """Directory for runs, to check for space and permissions."""
 
     def run(self) -> int:
         """Do it; the return value is the exit code."""
@@ -67,6 +67,6 @@ def _marks() -> dict[str, str]:
 
 def _verdict(findings: "list[Finding]", broken: "list[Finding]") -> str:
     if broken:
-        return f"pirl does not work here yet: see to {', '.join(finding.name for finding in broken)}."
+        return f"pirl does not work here yet. Fix: {', '.join(finding.name for finding in broken)}."
     bad = [finding.name for finding in findings if finding.state == "bad"]
-    return "pirl works here" + (f", but not all that it can use: see to {', '.join(bad)}." if bad else ".")
+    return "pirl works here" + (f", but some optional parts do not: {', '.join(bad)}." if bad else ".")

@@ -1,4 +1,4 @@
-"""`pirl envs`: which environments there are, what they take, and what acting in them looks like."""
+"""`pirl envs`: lists environments, shows their options, and renders episodes."""
 
 import contextlib
 import re
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ListEnvs:
-    """List the environments, and whether what they need is installed."""
+    """List the environments and whether they are installed."""
 
     def run(self) -> int:
         """Do it; the return value is the exit code."""
@@ -39,7 +39,7 @@ class ShowEnv(InEnvironment):
     """Print the options of an environment and, if it is installed, its cameras, widths, limits and tasks."""
 
     name: Annotated[tyro.conf.Positional[str | None], optional("[NAME]")] = None
-    """Environment (the same as --env)."""
+    """Environment (same as --env)."""
 
     def run(self) -> int:
         """Do it; the return value is the exit code."""
@@ -48,13 +48,13 @@ class ShowEnv(InEnvironment):
         from pirl.envs.registry import EnvConfig, find_env_class, list_envs
 
         if self.env is not None and self.name not in (None, self.env):
-            raise UserError(f"which one? {self.name} and --env {self.env} are two environments: leave one of them out.")
+            raise UserError(f"{self.name} and --env {self.env} are two different environments: leave one of them out.")
         asked = self.env_config()
         config = EnvConfig(self.name or asked.id, asked.adapter, asked.options)
         find_env_class(config)  # an unknown name or option is said here
         entry = next((entry for entry in list_envs() if config.id in (entry.alias, entry.id)), None)
         if entry is not None and config.adapter is None:
-            table = Table("option", "takes", "default", "what it is for", box=None, pad_edge=False)
+            table = Table("option", "takes", "default", "description", box=None, pad_edge=False)
             for option in entry.options:
                 default = "none" if option.default is None else str(option.default)
                 table.add_row(f"--env.{option.name.replace('_', '-')}", option.kind, default, option.help)
@@ -68,18 +68,18 @@ class ShowEnv(InEnvironment):
 
 @dataclass(frozen=True)
 class Play(Acting):
-    """Watch the scripted expert, or a policy, in an environment: prints how it went and, if asked, makes a film."""
+    """Run episodes of the scripted expert or a policy, print their outcomes and, if asked, write a video."""
 
     episodes: int = 4
-    """Episodes to play, side by side in the film."""
+    """Episodes to run, side by side in the video."""
     checkpoint: Annotated[str | None, default("the scripted expert", "CHECKPOINT")] = None
-    """Policy or run that acts."""
-    render: Annotated[Literal["gif", "mp4", "png"] | None, default("no film", "gif|mp4|png")] = None
-    """Make a film: an animation, a video, or strips of pictures in one file."""
+    """Checkpoint directory or run to use as the policy."""
+    render: Annotated[Literal["gif", "mp4", "png"] | None, default("no video", "gif|mp4|png")] = None
+    """Write an animation, a video, or strips of frames in one image."""
     out: Annotated[Path | None, default("the environment's name", "FILE")] = None
-    """Name of the film; without --render, its ending says what is made."""
+    """File to write; without --render, its suffix determines the format."""
     size: Annotated[int, tyro.conf.arg(metavar="PIXELS")] = 256
-    """Height of an episode in the film, at least."""
+    """Minimum height of an episode in the video."""
 
     @property
     def policies(self) -> list[str]:
@@ -109,12 +109,12 @@ class Play(Acting):
                 )
                 results.append(result)
                 films += [] if pictures is None else [pictures]
-                outcome = "success" if result.success else "failure" if result.terminated else "time ran out"
+                outcome = "success" if result.success else "failure" if result.terminated else "timeout"
                 print(f"seed {result.seed}: {outcome} after {result.length} steps: {result.prompt}")
         print(f"{policy}: {Summary.of(results)}")
         if film is not None:
             write_films(film, films, description.fps, side=self.size)
-            print(f"film: {film}")
+            print(f"video: {film}")
         return 0
 
     def _film(self) -> Path | None:

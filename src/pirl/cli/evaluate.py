@@ -1,4 +1,4 @@
-"""`pirl eval`: how often a policy succeeds, and whether another one is better."""
+"""`pirl eval`: measures how often a policy succeeds, and compares two policies."""
 
 import math
 from dataclasses import dataclass
@@ -21,21 +21,20 @@ FILMED = 16
 
 @dataclass(frozen=True)
 class Evaluate(WithJson, ActingInMany):
-    """Measure how often a policy succeeds, with a 95 % interval; with two, whether they differ.
+    """Measure how often a policy succeeds, with a 95 % interval; with two policies, test whether they differ.
 
-    Both are given the same starts, and compared start by start. The same seed gives the same episodes again. Episodes
-    that a crash, a hang or NaN took away are counted as lost, and not in the rate.
+    Two policies run from the same initial states and are compared pairwise. The same seed gives the same episodes.
+    Episodes lost to a crash, a hang or NaN are counted as lost and excluded from the rate.
     """
 
     checkpoint: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="CHECKPOINT")]
-    """Checkpoint directory (the one that holds params/), a run (its newest policy), or the word expert for the scripted
-    expert."""
+    """Checkpoint directory, a run (its newest policy), or the word expert (the scripted one)."""
     other: Annotated[tyro.conf.Positional[str | None], optional("[CHECKPOINT_B]")] = None
-    """Another one to compare it with."""
+    """Second policy, to compare with."""
     episodes: int = 200
-    """Episodes for each."""
+    """Episodes per policy."""
     video: Annotated[Path | None, optional("FILE")] = None
-    """Write a film (.mp4, .gif or .png) of the first 16 episodes side by side; of two policies, pairs of tiles."""
+    """Write a video (.mp4, .gif or .png) of the first 16 episodes side by side; for two policies, in pairs."""
 
     @property
     def policies(self) -> list[str]:
@@ -84,7 +83,7 @@ class Evaluate(WithJson, ActingInMany):
         evaluations, envs = [], self.at_a_time()
         with open_pool(self.env_config(), min(envs, self.episodes), timeout=self.timeout) as pool:
             if self.video is not None and not pool.description.robot.cameras:
-                raise UserError(f"{pool.description.name} has no camera, so there is nothing for --video to film.")
+                raise UserError(f"{pool.description.name} has no camera, so --video has nothing to record.")
             starts = make_starts(pool.description, self.episodes, self.seed, self.task)
             for policy in self.policies:
                 # Batches of one size whatever the number of episodes: another one would round differently.
@@ -109,9 +108,9 @@ class Evaluate(WithJson, ActingInMany):
         shown = [index for index in evaluations[0].films if all(index in one.films for one in evaluations)]
         films = [evaluation.films[index] for index in shown for evaluation in evaluations]
         if not films:
-            raise UserError("no episode began that could be filmed.")
+            raise UserError("no episode started, so there is no video.")
         write_films(path, films, fps, columns=4 if len(films) > 4 else len(films))
-        print(f"film of {len(shown)} episodes: {path}")
+        print(f"video of {len(shown)} episodes: {path}")
 
 
 def _table(evaluation: "Evaluation") -> Any:
@@ -119,7 +118,7 @@ def _table(evaluation: "Evaluation") -> Any:
 
     table = Table(box=None, pad_edge=False)
     table.add_column("task")
-    for name in ("episodes", "success", "95 % interval", "return", "length", "of successes", "lost"):
+    for name in ("episodes", "success", "95 % interval", "return", "length", "length (success)", "lost"):
         table.add_column(name, justify="right")
     tasks = evaluation.by_task()
     for task, summary in tasks.items() if len(tasks) > 1 else ():

@@ -1,4 +1,4 @@
-"""`pirl inspect`: what a saved state consists of, where it would lie on devices, and how two of them differ."""
+"""`pirl inspect`: shows what a saved state consists of, how it is sharded, and how two states differ."""
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -21,40 +21,40 @@ _LISTED = 20
 
 @dataclass(frozen=True)
 class Inspect(WithJson):
-    """Show what a saved state holds: shapes, dtypes, bytes and layout by subtree. With two, how far they are apart.
+    """Show what a saved state contains: shapes, dtypes, bytes and sharding by subtree. With two, how they differ.
 
     One state is read from its metadata, without loading an array. Two are compared array by array; --of and --against
-    compare two parts of one state, such as the parameters and their running average, or two optimisers.
+    compare two parts of one state, such as the parameters and their EMA, or two optimisers.
     """
 
     run_directory: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="RUN")]
     """Run directory, the directory of one state in it, or a policy checkpoint."""
     other: Annotated[tyro.conf.Positional[Path | None], optional("[OTHER]")] = None
-    """Another one to compare it with."""
+    """Second state, to compare with."""
     step: Annotated[int | None, default("the newest", "INT")] = None
-    """Which state of the run."""
+    """Step of the state."""
     other_step: Annotated[int | None, default("the newest", "INT")] = None
-    """Which state of the other; without OTHER, another state of the same run."""
+    """Step of the second state; without OTHER, another state of the same run."""
     depth: int = 2
-    """How far subtrees are opened up."""
+    """Depth to which subtrees are expanded."""
     of: Annotated[str | None, default("everything", "SUBTREE")] = None
-    """Look at this subtree only, such as learned/trainable."""
+    """Show only this subtree, such as learned/trainable."""
     against: Annotated[str | None, default("the same subtree", "SUBTREE")] = None
     """Compare --of with this subtree."""
-    devices: Annotated[int | None, default("where they lay when they were saved", "INT")] = None
-    """Show where arrays would lie on so many devices."""
+    devices: Annotated[int | None, default("the layout it was saved with", "INT")] = None
+    """Show the sharding on this many devices."""
     fsdp: Annotated[int | None, default("all", "INT")] = None
-    """How many of them share one copy of the parameters."""
+    """Devices that share one copy of the parameters."""
 
     def run(self) -> int:
         """Do it; the return value is the exit code."""
         compares = self.other is not None or self.other_step is not None or self.against is not None
         if self.depth < 1:
-            raise UserError(f"--depth {self.depth} shows nothing: give 1 or more.")
+            raise UserError(f"--depth {self.depth} shows nothing: use 1 or more.")
         if compares and (self.devices is not None or self.fsdp is not None):
-            raise UserError("--devices and --fsdp belong to the inspection of one state.")
+            raise UserError("--devices and --fsdp apply to the inspection of one state.")
         if self.against is not None and self.of is None:
-            raise UserError("--against compares with the subtree that --of names: give both.")
+            raise UserError("--against needs --of, the subtree to compare with it.")
         self.check_json()
         from pirl.training.inspecting import open_state
 
@@ -76,8 +76,8 @@ class Inspect(WithJson):
         show(_table(parts, layout), "", facts(_facts(state, layout, parts)))
         for note in state.notes:
             print(note)
-        _list("not as the configuration says", odd)
-        _list("whole on every device, though large and divisible", whole)
+        _list("different from the configuration", odd)
+        _list("replicated on every device, although large and divisible", whole)
         return {
             "state": state.title,
             "devices": layout.devices,

@@ -1,4 +1,4 @@
-"""`--json`: what a command has found, for programs to read, in a file or on standard output."""
+"""`--json`: writes a command's results as JSON, to a file or to standard output."""
 
 import contextlib
 import itertools
@@ -24,8 +24,8 @@ class WithJson:
     """A command that can write what it finds as JSON."""
 
     json: Annotated[Path | None, optional("[FILE]")] = None
-    """Write it as JSON, too: to FILE, or without one (or with -) to standard output; what people read then goes to
-    standard error."""
+    """Also write the result as JSON: to FILE or, without one (or with -), to standard output.
+    Text output then goes to standard error."""
 
     def check_json(self) -> None:
         """Refuse a file that could not be written in the end."""

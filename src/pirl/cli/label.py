@@ -1,4 +1,4 @@
-"""`pirl data label`: say which episodes succeeded, in a sidecar that leaves the dataset untouched."""
+"""`pirl data label`: labels episodes as success or failure, in a separate file that leaves the dataset unchanged."""
 
 import sys
 from dataclasses import dataclass, replace
@@ -18,24 +18,24 @@ DatasetPath = Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="DATASE
 
 @dataclass(frozen=True)
 class LabelEpisodes:
-    """Say which episodes succeeded. Written to meta/pirl_labels.jsonl; the dataset itself is not touched.
+    """Label episodes as success or failure. Writes meta/pirl_labels.jsonl; the dataset itself is not changed.
 
-    Labels come from a CSV file (columns episode and success, reward or truncated), from lists of episodes, or, if
-    neither is given, from one question per episode. What a new label says replaces what was said before.
+    Labels come from a CSV file (columns episode and success, reward or truncated), from lists of episodes or, without
+    either, from one question per episode. New labels replace old ones.
     """
 
     dataset: DatasetPath
     """Directory of a LeRobot dataset."""
     csv: Annotated[Path | None, optional("FILE")] = None
-    """Table of labels: episode, and any of success, reward, truncated."""
+    """CSV file with a column episode and any of success, reward, truncated."""
     success: Annotated[str | None, optional("EPISODES")] = None
-    """Episodes that succeeded, such as 0,3,7-12; "rest" for all that are not named otherwise."""
+    """Successful episodes, such as 0,3,7-12; "rest" for all others."""
     failure: Annotated[str | None, optional("EPISODES")] = None
-    """Episodes that failed, likewise."""
+    """Failed episodes, in the same form."""
     truncated: Annotated[str | None, optional("EPISODES")] = None
-    """Episodes that ran out of time rather than ending. Those of the other lists that are not in this one ended."""
+    """Episodes that timed out. Episodes in the other lists that are not in this one count as terminated."""
     ask_again: bool = False
-    """When asking, ask about labelled episodes too."""
+    """In interactive mode, also ask about labelled episodes."""
 
     def run(self) -> int:
         """Do it; the return value is the exit code."""
@@ -45,7 +45,7 @@ class LabelEpisodes:
         old = read_labels(dataset.root)
         by_flags = any(flag is not None for flag in (self.success, self.failure, self.truncated))
         if self.csv is not None and by_flags:
-            raise UserError("give labels either by --csv or by --success, --failure and --truncated.")
+            raise UserError("give labels either with --csv or with --success, --failure and --truncated.")
         if self.csv is not None:
             return _save_labels(dataset, old, read_csv(self.csv))
         if by_flags:
@@ -105,9 +105,9 @@ def _ask(dataset: "Dataset", skip: "dict[int, Label]", old: "dict[int, Label]") 
     answers: dict[int, Any] = {}
     asked = [number for number in dataset.episode_ids.tolist() if number not in skip]
     if not asked:
-        print(f"all {len(dataset.episode_ids)} episodes are labelled; --ask-again asks about them anew")
+        print(f"all {len(dataset.episode_ids)} episodes are labelled; --ask-again asks about them again")
         return 0
-    print("y: success   n: failure   t: failure, out of time   enter: skip   q: stop")
+    print("y: success   n: failure   t: failure by timeout   enter: skip   q: stop")
     position = {number: episode for episode, number in enumerate(dataset.episode_ids.tolist())}
     try:
         for number in asked:
@@ -125,7 +125,7 @@ def _ask(dataset: "Dataset", skip: "dict[int, Label]", old: "dict[int, Label]") 
             raise
         if not answers:
             raise UserError(
-                "nobody answered, so nothing was written. Give labels by --csv, or by --success and --failure."
+                "no answers on standard input, so nothing was written. Use --csv, or --success and --failure."
             ) from None
     if not answers:
         print("no answers, so nothing was written")

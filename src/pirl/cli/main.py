@@ -2,7 +2,7 @@
 
 import sys
 
-try:  # loading takes a moment, in which one may change one's mind
+try:  # loading takes a moment, during which Ctrl-C should end quietly
     import contextlib
     import dataclasses
     import inspect
@@ -61,9 +61,10 @@ _OPEN_OPTIONS: dict[str, Callable[[Sequence[str], str, Any], tuple[list[str], tu
     "settings": take_settings,
 }
 _ABOUT = {
-    "pirl": "Reinforcement-learning post-training for π₀-family robot policies.",
-    "pirl data": "Look into, check and label LeRobot datasets.",
-    "pirl envs": "List the environments, show what they take, watch somebody act in them.",
+    "pirl": "Reinforcement-learning post-training for π₀-family robot policies. "
+    "`pirl COMMAND --help` explains a command, `pirl --version` prints the version.",
+    "pirl data": "Inspect, validate and label LeRobot datasets.",
+    "pirl envs": "List environments, show their options, render episodes.",
 }
 
 
@@ -197,7 +198,7 @@ def _about_unexpected(words: Sequence[str], arguments: Sequence[str], command: A
     before = next((flag for flag, word in itertools.pairwise(arguments) if word == words[0]), "")
     hint = ""
     if before in fields and fields[before].type is bool:
-        hint = f"{before} is a switch, which takes no value. "
+        hint = f"{before} is a switch and takes no value. "
     elif "--env" in fields and words[0] in [known.alias for known in KNOWN]:
         hint = f"Did you mean --env {words[0]}? "
     return f"{program} does not expect {' '.join(words)!r}. {hint}See {program} --help."

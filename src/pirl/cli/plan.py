@@ -1,4 +1,4 @@
-"""`pirl plan`: what a training run will need on machines that are not here."""
+"""`pirl plan`: estimates memory and time of a training run on hardware you need not have."""
 
 import sys
 import time
@@ -20,20 +20,20 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan(WithJson, Configured):
-    """Say what a run would need on a machine that need not be here. Takes every option of `pirl train` as well.
+    """Estimate memory and time of a run on hardware you need not have. Also takes every option of `pirl train`.
 
-    The real update is compiled for the named devices, without any of them: TPUs by their own compiler (pip install
-    'pirl[plan]'), GPUs as simulated devices of the CPU. That takes minutes for a full-size model, once: results are kept.
-    Nothing is downloaded or allocated, and no data is needed.
+    The real update is compiled for the named devices, without having them: TPUs with the TPU compiler (pip install
+    'pirl[plan]'), GPUs as simulated CPU devices. This takes minutes for a full-size model; results are cached. Nothing is
+    downloaded or allocated, and no data is needed. Exit code 0 if the run fits on at least one of them, else 1.
     """
 
     program = "pirl plan"
     needs = "--topology NAME[:SHAPE]"
 
     topology: Annotated[tyro.conf.UseAppendAction[tuple[str, ...]], tyro.conf.arg(metavar="NAME[:SHAPE]")] = ()
-    """What to run on, such as v5e:2x4, v5p:2x2x2, h100:8 or cpu:8; here: this machine. Give it once for each machine."""
+    """Hardware, such as v5e:2x4, v5p:2x2x2, h100:8 or cpu:8; `here` is this machine. Repeat it to compare several."""
     fresh: bool = False
-    """Compile also what was compiled before."""
+    """Ignore cached results and compile again."""
     debug: bool = False
     """Plan the short run that `pirl train --debug` would make."""
 
@@ -43,13 +43,13 @@ class Plan(WithJson, Configured):
         from pirl.plan.topologies import check_topology, parse_topology
 
         if not self.topology:
-            raise UserError("where is it to run? Give a --topology, such as --topology h100:8 or --topology v5e:2x4.")
+            raise UserError("no hardware: pass a --topology, such as --topology h100:8 or --topology v5e:2x4.")
         topologies = [parse_topology(text) for text in self.topology]
         config = self.resolve()
         self.check_json()
         for topology in topologies:
             check_topology(topology)
-        print("compiling takes minutes for a full-size model; what was compiled before is remembered", file=sys.stderr)
+        print("compiling takes minutes for a full-size model; results are cached", file=sys.stderr)
         plans = []
         for topology in topologies:
             plans.append(_plan(config, topology, self.fresh))

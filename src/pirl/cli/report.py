@@ -1,4 +1,4 @@
-"""`pirl report`: what one run, or several over each other, have to show, as one HTML page."""
+"""`pirl report`: writes one HTML page about one or more runs."""
 
 from dataclasses import dataclass
 from datetime import datetime
@@ -15,23 +15,25 @@ _FILE = "report.html"
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """Write the curves, evaluations, times and settings of runs as one HTML page that needs nothing else to be read.
+    """Write the curves, evaluations, times and settings of runs as one self-contained HTML page.
 
-    Runs are only read: one that is at work goes on undisturbed, and the page says how far it has come.
+    Runs are only read. An active run is not disturbed, and the page shows how far it is.
     """
 
     runs: Annotated[tyro.conf.Positional[tuple[Path, ...]], tyro.conf.arg(metavar="RUN…")]
-    """Run directories; several are drawn over each other."""
-    out: Annotated[Path | None, default(f"{_FILE} in the run, or here if there are several", "FILE")] = None
-    """The page."""
+    """Run directories; several are drawn in the same charts."""
+    out: Annotated[
+        Path | None, default(f"{_FILE} in the run directory, or in the current one for several runs", "FILE")
+    ] = None
+    """File to write."""
     critics: bool = False
-    """Also play a success and a failure of the last evaluation again, and show what the critics think along them. This
-    loads the learner and starts its environment."""
+    """Also replay a success and a failure of the last evaluation, and plot the critics' values along them.
+    This loads the learner and starts its environment."""
 
     def run(self) -> int:
         """Do it; the return value is the exit code."""
         if not self.runs:
-            raise UserError("which runs? Name at least one directory that `pirl train` made: pirl report runs/mine.")
+            raise UserError("no run: pass at least one run directory, such as pirl report runs/mine.")
         from pirl.files import write_file, writing
         from pirl.report.run_report import build_run_report, read_runs, summarise
 

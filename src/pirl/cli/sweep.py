@@ -1,4 +1,4 @@
-"""`pirl sweep`: many settings of a few knobs, trained briefly, and the best of them for longer."""
+"""`pirl sweep`: searches hyperparameters by successive halving."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,51 +19,49 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Sweep(Configured):
-    """Search a few knobs of the configuration by successive halving. Takes every option of `pirl train` as well.
+    """Search hyperparameters by successive halving. Also takes every option of `pirl train`.
 
-    All trials are trained up to the first rung, the best third of them up to the second, and so on. Rungs count
-    iterations for RIPT, environment steps where there is an online phase, and updates else. If there are no more
-    combinations than trials, all are tried; else half of the trials are drawn at random, and TPE proposes the others. It
-    ends with a table, sweep.json and sweep.html. `pirl sweep PRESET --help` shows what can be a knob.
+    All trials train up to the first rung, the best third of them up to the second, and so on. Rungs count iterations for
+    RIPT, environment steps if there is an online phase, otherwise updates. If there are no more combinations than trials,
+    all are tried; otherwise half of the trials are drawn at random, and TPE proposes the others. The results are a table,
+    sweep.json and sweep.html. `pirl sweep PRESET --help` lists the fields that can be knobs.
     """
 
     program = "pirl sweep"
     needs = "--exp-name NAME --knob FIELD=VALUES"
 
     exp_name: Annotated[str | None, optional("NAME")] = None
-    """Name of the sweep, and of its directory in runs_dir; trials are the runs NAME/trial-000, NAME/trial-001, …"""
+    """Name of the sweep and of its directory in runs_dir. Trials are the runs NAME/trial-000, NAME/trial-001, …"""
     knob: Annotated[tyro.conf.UseAppendAction[tuple[str, ...]], tyro.conf.arg(metavar="FIELD=VALUES")] = ()
-    """What is varied: FIELD=A,B,C or FIELD=LOW..HIGH or FIELD=log:LOW..HIGH. Give it once for each knob."""
+    """Field to vary: FIELD=A,B,C or FIELD=LOW..HIGH or FIELD=log:LOW..HIGH. Repeat it for each knob."""
     trials: Annotated[int, tyro.conf.arg(metavar="INT")] = 8
-    """Settings to try."""
-    rungs: Annotated[str | None, default("what follows from the next three", "INT,INT,…")] = None
-    """How long trials are trained, such as 5,15,45."""
-    iterations: Annotated[int | None, default("as long as the configuration says", "INT")] = None
+    """Number of settings to try."""
+    rungs: Annotated[str | None, default("from the next three options", "INT,INT,…")] = None
+    """Training lengths, such as 5,15,45."""
+    iterations: Annotated[int | None, default("the length in the configuration", "INT")] = None
     """The last rung."""
-    min_iterations: Annotated[int | None, default("what makes three rungs", "INT")] = None
-    """The first rung, at least."""
+    min_iterations: Annotated[int | None, default("chosen to give three rungs", "INT")] = None
+    """The smallest first rung."""
     reduction: Annotated[int, tyro.conf.arg(metavar="INT")] = 3
-    """One in so many trials goes on to the next rung, which is so many times as far."""
+    """One in N trials goes on to the next rung, which is N times as long."""
     metric: Annotated[str, tyro.conf.arg(metavar="NAME")] = "eval/success"
-    """What trials are compared by: the last value of it in their metrics.jsonl."""
+    """Metric to compare trials by: its last value in their metrics.jsonl."""
     mode: Literal["max", "min"] = "max"
     """Whether the best is the largest or the smallest."""
     jobs: Annotated[int, tyro.conf.arg(metavar="INT")] = 1
-    """Trials at a time, each on its share of the cores, and of the devices that CUDA_VISIBLE_DEVICES names."""
+    """Trials to run in parallel, each on its share of the cores and of the devices in CUDA_VISIBLE_DEVICES."""
     dry_run: bool = False
-    """Check everything and show what would be done, and how much it is; start nothing."""
+    """Check everything and print how much work the sweep is; start nothing."""
     resume: bool = False
-    """Go on with the sweep of that name. What is done is not done again."""
+    """Continue the sweep of that name. Finished work is not repeated."""
     overwrite: bool = False
-    """Delete the sweep of that name, and begin anew."""
+    """Delete the sweep of that name and start over."""
 
     def run(self) -> int:
         """Do it; the return value is the exit code."""
         name = checked_name(self.exp_name, resume=self.resume, overwrite=self.overwrite)
         if not self.knob:
-            raise UserError(
-                "what is to be varied? Give at least one knob: --knob agent.optimiser.peak-lr=1e-4,3e-4,1e-3."
-            )
+            raise UserError("no knob: pass at least one, such as --knob agent.optimiser.peak-lr=1e-4,3e-4,1e-3.")
         plan = self.make_plan(name)
         show(facts(_about(plan)))
         if self.dry_run:
@@ -94,7 +92,7 @@ class Sweep(Configured):
         from pirl.sweep.plan import SweepPlan, check_plan, length_of
 
         if self.rungs is not None and (self.iterations is not None or self.min_iterations is not None):
-            raise UserError("--rungs says all that --iterations and --min-iterations would: leave them out.")
+            raise UserError("--rungs replaces --iterations and --min-iterations: leave them out.")
         base, given = self.resolve(), dict(self.settings)
 
         def configure(setting: Mapping[str, str]) -> "RLTrainConfig":
@@ -148,7 +146,7 @@ def _about(plan: "SweepPlan") -> list[tuple[str, str]]:
         ("sweep", str(plan.directory)),
         *rows,
         ("trials", f"{plan.count}, {tried}: {counts} {plan.unit}"),
-        ("work", f"{work:,} {plan.unit} in all, instead of {whole:,}"),
+        ("work", f"{work:,} {plan.unit} in total, instead of {whole:,}"),
         ("compared by", f"{plan.metric}, {'the larger' if plan.mode == 'max' else 'the smaller'} the better"),
     ]
 
@@ -165,7 +163,7 @@ def _table(plan: "SweepPlan", trials: Sequence["Trial"]) -> Any:
         table.add_column(knob.flag, justify="right", overflow="fold")
     for name in (plan.unit, plan.metric):
         table.add_column(name, justify="right")
-    table.add_column("what became of it", overflow="fold")
+    table.add_column("result", overflow="fold")
     table.add_column("run", overflow="fold")
     for rank, trial in enumerate(trials, start=1):
         table.add_row(

@@ -1,4 +1,4 @@
-"""`pirl train`: a configuration is checked and run."""
+"""`pirl train`: checks a configuration and runs it."""
 
 import dataclasses
 import os
@@ -21,21 +21,21 @@ if TYPE_CHECKING:
 class Train(Configured):
     """Train a policy. `pirl train PRESET --help` shows every option with its default in that preset.
 
-    Options come over the configuration file, the file over the preset. A run's own config.yaml runs it again. Options of
-    the environment are given as `--env.OPTION VALUE`: see `pirl envs show NAME`. For presets see `pirl configs`.
+    Options override the configuration file, the file overrides the preset. The config.yaml of a run repeats that run.
+    Pass environment options as `--env.OPTION VALUE`; `pirl envs show NAME` lists them. `pirl configs` lists the presets.
     """
 
     program = "pirl train"
     needs = "--exp-name NAME"
 
     exp_name: Annotated[str | None, optional("NAME")] = None
-    """Name of the run, and of its directory in runs_dir."""
+    """Name of the run and of its directory in runs_dir."""
     dry_run: bool = False
-    """Build everything, make a few updates, print parameters, memory and time, and write nothing but caches."""
+    """Build everything, make a few updates, print parameters, memory and time; write nothing but caches."""
     resume: bool = False
-    """Go on with the run of that name."""
+    """Continue the run of that name."""
     overwrite: bool = False
-    """Delete the run of that name, and begin anew."""
+    """Delete the run of that name and start over."""
 
     def run(self) -> int:
         """Do it; the return value is the exit code."""
@@ -82,7 +82,7 @@ class Train(Configured):
         if not file.is_file():
             question = did_you_mean(self.exp_name, [run.name for run in runs_in(runs)])
             raise ConfigError(
-                f"there is no run to resume in {runs / self.exp_name}: no {file.name} is there. {question}"
-                "Check --exp-name and --runs-dir, or begin one with a preset and without --resume."
+                f"there is no run to resume in {runs / self.exp_name}: {file.name} does not exist. {question}"
+                "Check --exp-name and --runs-dir, or start a run with a preset and without --resume."
             )
         return file

@@ -29,9 +29,7 @@ def show_options(config: RLTrainConfig, program: str, command: Any) -> None:
     """Print all of them, those of the command and those of the configuration, group by group."""
     print(f"usage: {program} [PRESET] {command.needs} [OPTIONS]\n")
     print(f"{inspect.cleandoc(command.__doc__ or '')}\n")
-    print(
-        "Every option is shown with its value here. Lists are given with commas between, or as [a, b]; nothing as none."
-    )
+    print("Every option is shown with its current value. Write lists as a,b or [a, b], and an empty value as none.")
     texts = _explanations(command)
     _show_group(
         f"the {'run' if command is Train else command.__name__.lower()}",
@@ -92,14 +90,23 @@ def _groups(config: Any, prefix: str, title: str) -> Iterator[tuple[str, list[_R
 
 def _choice(group: str, config: Any) -> _Row:
     plain = to_plain(config)
-    text = "Begin with another model: a preset." if group == "model" else "Choose another learner, with its defaults."
+    text = (
+        "Use another model preset."
+        if group == "model"
+        else "Use another learner, with its defaults: bc, acrlpd or ript."
+    )
     return f"--{group}.{CHOICES[group]}", "text", plain.get(CHOICES[group], ""), text
 
 
 def _environment(env: EnvConfig | None) -> list[_Row]:
     rows = [
         ("--env.id", "text or none", "none" if env is None else env.id, "Name of the environment (pirl envs list)."),
-        ("--env.adapter", "text or none", _shown(env and env.adapter), "Your adapter of a foreign one: MODULE:CLASS."),
+        (
+            "--env.adapter",
+            "text or none",
+            _shown(env and env.adapter),
+            "Adapter for your own environment: MODULE:CLASS.",
+        ),
     ]
     if env is not None and env.adapter is None:
         for option in list_options(find_env_class(env)[0]):

@@ -25,8 +25,8 @@ def run_configs(policies: Sequence[str]) -> "dict[str, RLTrainConfig]":
                 runs[policy] = load_config(run.config_file, None)
             except UserError as error:
                 why = (
-                    "It says where the policy acts, and how: without it, --env, --execute-steps and --denoising-steps "
-                    "are needed."
+                    "It defines the environment and settings of the policy: without it, pass --env, --execute-steps and "
+                    "--denoising-steps."
                 )
                 raise ConfigError(f"{error} {why}") from error
     return runs
@@ -39,6 +39,6 @@ def agreed(what: str, said: Mapping[str, _Value], in_flags: Callable[[_Value], s
         if another != value:
             raise UserError(
                 f"{first} and {other} were not trained with the same {what}: {in_flags(value)} in one, "
-                f"{in_flags(another)} in the other. Say which of them both are to have."
+                f"{in_flags(another)} in the other. Pass the one to use for both."
             )
     return value

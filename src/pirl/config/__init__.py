@@ -1,4 +1,4 @@
-"""What a training run is: typed configuration, presets, YAML files, checks. Each name is loaded when it is used."""
+"""The configuration of a training run: typed fields, presets, YAML files, checks. Names are loaded lazily."""
 
 from typing import TYPE_CHECKING
 

@@ -26,38 +26,38 @@ LEARNERS: dict[str, type[AgentConfig]] = {"bc": BCConfig, "acrlpd": ACRLPDConfig
 
 @dataclass(frozen=True)
 class HostsConfig:
-    """Several processes that train together, each started with the same command but for its number."""
+    """Multi-host training: processes started with the same command, except for their number."""
 
     coordinator: str | None = None
-    """Address of the first process, HOST:PORT (none: what the cluster says; see docs/scale.md)."""
+    """Address of process 0, HOST:PORT (none: detected from the cluster, see docs/scale.md)."""
     processes: int | None = None
-    """Processes in all (none: what the cluster says, else one)."""
+    """Number of processes (none: detected from the cluster, else one)."""
     process_id: int | None = None
-    """Which of them this is, counted from 0 (none: what the cluster says)."""
+    """Number of this process, from 0 (none: detected from the cluster)."""
     connect_timeout: int = 300
-    """Seconds in which all of them have to be there."""
+    """Seconds to wait at the start for all processes to connect."""
     lost_timeout: int = 100
-    """Seconds without a sign of life after which a process counts as lost, and the others end."""
+    """Seconds without a heartbeat after which a process counts as lost and the others exit."""
 
 
 @dataclass(frozen=True)
 class RLTrainConfig:
-    """Everything that decides what a training run does, apart from its name."""
+    """The configuration of a training run."""
 
     name: str
-    """Name of the preset this began as."""
+    """Name of the preset that this configuration is based on."""
     model: Pi0Config
-    """Sizes of the policy."""
+    """Architecture of the policy."""
     agent: AgentConfig
-    """The learner, and its settings."""
+    """The learner and its settings."""
     data: DataConfig = field(default_factory=DataConfig)
-    """What is learned from."""
+    """The training data."""
     env: EnvConfig | None = None
-    """Where the policy acts, for evaluation and online learning (none: nowhere)."""
+    """Environment for evaluation and online training (none: no environment)."""
     online: OnlineConfig = field(default_factory=OnlineConfig)
-    """Learning from what the policy itself does."""
+    """Online training on the policy's own episodes."""
     rollout: RolloutConfig = field(default_factory=RolloutConfig)
-    """RIPT's iterations."""
+    """RIPT's iterations and their rollouts."""
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     """How success is measured."""
     checkpoints: CheckpointConfig = field(default_factory=CheckpointConfig)
@@ -67,27 +67,27 @@ class RLTrainConfig:
     stopping: StoppingConfig = field(default_factory=StoppingConfig)
     """When a run ends early."""
     health: HealthConfig = field(default_factory=HealthConfig)
-    """What is done about updates that go wrong."""
+    """Handling of bad updates and collapsing policies."""
     hosts: HostsConfig = field(default_factory=HostsConfig)
-    """Several processes that train together."""
+    """Multi-host training."""
     checkpoint: str | None = None
-    """OpenPI checkpoint directory to start from."""
+    """OpenPI checkpoint directory, or a run, to start from."""
     from_scratch: bool = False
     """Start from random parameters instead."""
     steps: int = 10_000
     """Offline updates (RIPT makes none)."""
     batch_size: int = 32
-    """Chunks per update, over all devices."""
+    """Global batch size: chunks per update, over all devices."""
     validation_every: int = 0
-    """Updates between measurements on the held-out episodes (0: never)."""
+    """Updates between validations on the held-out episodes (0: never)."""
     validation_batches: int = 8
-    """Held-out batches of one measurement."""
+    """Batches per validation."""
     seed: int = 0
-    """Decides everything random in training."""
+    """Random seed of training."""
     fsdp_devices: int = 1
     """Devices that share one copy of the parameters."""
     runs_dir: Path = Path("runs")
-    """Directory that holds run directories."""
+    """Directory for run directories."""
 
     @property
     def goes_by_iterations(self) -> bool:

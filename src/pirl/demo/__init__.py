@@ -1,1 +1,1 @@
-"""`pirl demo`: demonstrations, behaviour cloning, RL and its controls, measured on the same starts."""
+"""`pirl demo`: demonstrations, behaviour cloning, RL and its controls, evaluated on the same initial states."""

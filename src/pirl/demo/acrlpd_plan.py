@@ -92,9 +92,9 @@ ACRLPD = Plan(
     command="pirl demo",
     title="RL on a π₀ policy: the demo",
     introduction=(
-        "{policies} policies acted from the same {episodes} starts, none of which was trained on. All learned from "
-        "{demonstrations} demonstrations of which {success} succeed. The controls show what more updates, or only the "
-        "good demonstrations, do without RL."
+        "{policies} policies, evaluated on the same {episodes} held-out initial states. All were trained on "
+        "{demonstrations} demonstrations, of which {success} succeed. The controls show what more updates, or training "
+        "on successful demonstrations only, achieve without RL."
     ),
     out=Path("runs/demo"),
     demonstrations=500,
@@ -110,7 +110,7 @@ ACRLPD = Plan(
         Policy(
             "bc_successes",
             "BC, successes only",
-            "control: as many more updates, on the demonstrations that succeed",
+            "control: as many more updates, on successful demonstrations only",
             ("bc", "bc_successes"),
         ),
         Policy(
@@ -120,11 +120,11 @@ ACRLPD = Plan(
             ("bc", "acrlpd"),
             is_halfway=True,
         ),
-        Policy("acrlpd", "ACRLPD", "the same, and then on episodes of its own", ("bc", "acrlpd")),
+        Policy("acrlpd", "ACRLPD", "the same, then also on its own episodes", ("bc", "acrlpd")),
         Policy(
             "acrlpd_best_of_n",
             "ACRLPD, best of N",
-            "the learner itself: its critics choose among N samples",
+            "the learner itself: its critics choose the best of N samples",
             ("bc", "acrlpd"),
             is_best_of_n=True,
         ),

@@ -58,7 +58,7 @@ def _refuse_foreign(out: Path) -> None:
         raise DataError(f"{out} is a file: choose a directory for the demo (--out).")
     entries = {entry.name for entry in out.iterdir()} if out.is_dir() else set()
     if entries - {LOCK_FILE} and SETTINGS_FILE not in entries:
-        raise DataError(f"{out} is not empty, and no demo was made in it: choose another directory (--out).")
+        raise DataError(f"{out} is not empty and contains no demo: choose another directory (--out).")
 
 
 def _clear(config: DemoConfig) -> None:
@@ -81,12 +81,12 @@ def _check_settings(config: DemoConfig) -> None:
     try:
         there = json.loads(file.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise DataError(f"{file} is damaged ({error}): begin anew with --overwrite.") from error
+        raise DataError(f"{file} is damaged ({error}): start over with --overwrite.") from error
     if differences := differing_settings({"there": there, "here": here}):
         lines = [f"  {name}: {old} there, {new} now" for name, (old, new) in differences.items()]
         more = len(lines) - _SHOWN_DIFFERENCES
         raise DataError(
-            f"{config.out} holds a demo that was begun with other settings:\n"
+            f"{config.out} contains a demo with other settings:\n"
             + "\n".join([*lines[:_SHOWN_DIFFERENCES], *([f"  and {more} more"] if more > 0 else [])])
-            + "\nAsk for the same again, begin anew with --overwrite, or choose another place with --out."
+            + "\nUse the same settings, start over with --overwrite, or choose another directory with --out."
         )

@@ -24,8 +24,8 @@ def seen_by_critics(config: DemoConfig) -> Section:
         execute_steps=config.rl.evaluation.execute_steps,
     )
     introduction = (
-        f"Episodes of {name} from starts that were held out, seen by the critics of {plan.names[plan.subject]}: the "
-        f"value of the chunk that the policy planned, each time it planned one.{missing_outcomes(episodes)}"
+        f"Episodes of {name} from held-out initial states, with the values that the critics of "
+        f"{plan.names[plan.subject]} assign to each chunk that the policy planned.{missing_outcomes(episodes)}"
     )
     return episodes_section(episodes, introduction=introduction)
 
@@ -53,9 +53,9 @@ def before_and_after(config: DemoConfig) -> Section:
         figures.append(figure(film_strip(film.frames), "", f"{plan.names[key]}: {outcome}"))
     counts, (before, now) = compare(first, second).pairs, (plan.names[key] for key in keys)
     introduction = (
-        f"From {counts.only_second} of the held-out starts {now} succeeds where {before} fails, and from "
-        f"{counts.only_first} it is the other way round. Here both begin with the same one"
-        f"{', among the first of those that were won' if won else ''}; time goes from left to right: {result.prompt}."
+        f"From {counts.only_second} of the held-out initial states {now} succeeds where {before} fails, and from "
+        f"{counts.only_first} it is the reverse. Both are shown from the same one"
+        f"{f', among the first where only {now} succeeds' if won else ''}; time runs from left to right: {result.prompt}."
     )
     return Section("Before and after", "".join(figures), introduction)
 

@@ -76,7 +76,7 @@ def write_report(config: DemoConfig, results: Mapping[str, Any]) -> Path:
             _provenance(config, about),
         ],
         subtitle=f"{plan.command} · Tabletop · {when:%d %B %Y}"
-        + (" · a quick try: its numbers mean nothing" * config.quick),
+        + (" · quick run: the numbers mean nothing" * config.quick),
     )
     file = config.out / "report.html"
     write_file(file, page)
@@ -93,7 +93,7 @@ def _provenance(config: DemoConfig, about: Mapping[str, Any]) -> Section:
     seconds: Mapping[str, float] = about["seconds"]
     facts = {
         "Finished": datetime.fromisoformat(about["finished"]).strftime("%d %B %Y, %H:%M UTC"),
-        "Time in all": _duration(time_in_all(stages, seconds)),
+        "Total time": _duration(time_in_all(stages, seconds)),
         **{f"Time: {step.title}": _duration(seconds.get(step.name, 0.0)) for step in steps},
         **describe_machine(),
         "Versions": ", ".join(f"{name} {version}" for name, version in about["versions"].items()),
@@ -105,9 +105,9 @@ def _provenance(config: DemoConfig, about: Mapping[str, Any]) -> Section:
         },
         facts=facts,
         introduction=(
-            f"Every number and picture on this page comes from these commands, which {config.plan.command} runs, some "
-            "two at a time. In the table of settings, a dash is what a learner has by default or not at all; the "
-            "config.yaml of a run has all."
+            f"Every number and image on this page comes from these commands, which {config.plan.command} runs, some of "
+            "them two at a time. In the table of settings, a dash means the default, or that the learner has no such "
+            "setting; the config.yaml of each run has all settings."
         ),
     )
 

@@ -106,8 +106,8 @@ def _control_updates(config: DemoConfig) -> int:
 
 
 _PRACTICE = (
-    replace(ROLLOUTS[0], title="Success while practising"),
-    replace(PANELS[0], title="Success on held-out starts"),
+    replace(ROLLOUTS[0], title="Success in rollouts"),
+    replace(PANELS[0], title="Success on held-out initial states"),
     *ROLLOUTS[1:],
 )
 
@@ -115,10 +115,10 @@ RIPT = Plan(
     command="pirl demo ript",
     title="RIPT on a π₀ policy: the demo",
     introduction=(
-        "{policies} policies acted from the same {episodes} starts, none of which was practised on. The start policy was "
-        "cloned from {demonstrations} demonstrations of which {success} succeed; RIPT has taken {env_steps} steps in the "
-        "simulator since then, and seen no demonstration. The controls show what the same number of updates does with "
-        "the demonstrations, and with the successes among as many steps of the start policy itself."
+        "{policies} policies, evaluated on the same {episodes} held-out initial states. The start policy was cloned from "
+        "{demonstrations} demonstrations, of which {success} succeed. RIPT then took {env_steps} steps in the simulator, "
+        "without any demonstration. The controls make the same number of updates on the demonstrations, and on the start "
+        "policy's own successes from as many steps."
     ),
     out=Path("runs/demo_ript"),
     demonstrations=DEMONSTRATIONS,
@@ -134,11 +134,11 @@ RIPT = Plan(
         Policy(
             "filtered_bc",
             "BC, own successes",
-            "control: the same updates on successes of the start policy, in as many steps as RIPT took",
+            "control: as many updates on the start policy's own successes, from as many steps as RIPT took",
             ("start", "filtered_bc"),
             own_data="own",
         ),
-        Policy("ript", "RIPT", "RL from the start policy, by its own attempts", ("start", "ript")),
+        Policy("ript", "RIPT", "RL from the start policy, on its own rollouts", ("start", "ript")),
     ),
     baseline="start",
     subject="ript",
@@ -150,7 +150,7 @@ RIPT = Plan(
             _PRACTICE,
             against="rollout/env_steps",
             unit="environment steps",
-            introduction="RIPT, iteration by iteration, over the steps taken in the simulator.",
+            introduction="RIPT by iteration, over environment steps.",
         ),
         Curves("Training", panels=tuple(panel for panel in PANELS if panel.metric != "eval/success")),
     ),

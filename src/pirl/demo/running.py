@@ -110,14 +110,14 @@ class _Stage:
         raise TrainingError(
             f"{one.step.title}: this {how}. The end of {one.log}:\n"
             + "".join(f"  {line}\n" for line in last_lines(one.log, _SHOWN_LINES))
-            + "See to the cause and call the same command again: it goes on with this step."
+            + "Fix the cause and run the same command again: it continues with this step."
         )
 
     def _stop(self, running: Collection[_Running]) -> None:
         """Ask them to save and end; by force if they take too long, or somebody asks again."""
         if not running:
             return
-        self.display.note("stopping, so that what was learned is saved; Ctrl-C ends at once")
+        self.display.note("stopping and saving; press Ctrl-C again to end at once")
         stop_processes([one.process for one in running], self.interruptions, self.grace, self.display.refresh)
         for one in running:
             self.records.add(one.step, time.monotonic() - one.begun, is_done=False)

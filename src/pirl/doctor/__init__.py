@@ -1,4 +1,4 @@
-"""What pirl finds on this machine, and what to do about what it lacks: one room for `pirl doctor`."""
+"""`pirl doctor`: checks this machine and says how to fix what is missing."""
 
 from pirl.doctor.examination import examine
 from pirl.doctor.findings import Finding

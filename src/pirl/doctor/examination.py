@@ -46,5 +46,5 @@ def _examine(section: str, look: Callable[[], Iterable[Finding]]) -> Iterator[Fi
     try:
         yield from look()
     except Exception as error:
-        detail = f"could not be looked at: {type(error).__name__}: {error}".splitlines()[0]
-        yield Finding(section, section, "bad", detail, "See to the other lines first.", needed=True)
+        detail = f"could not be checked: {type(error).__name__}: {error}".splitlines()[0]
+        yield Finding(section, section, "bad", detail, "Fix the other lines first.", needed=True)

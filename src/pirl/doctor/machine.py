@@ -55,10 +55,10 @@ def _read(file: Path) -> str:
 def examine_open_files(soft: int, hard: int) -> Finding:
     """How many files a process may have open, given both limits."""
     unlimited = resource.RLIM_INFINITY
-    words = "no limit" if soft == unlimited else f"{soft:,} at a time"
+    words = "no limit" if soft == unlimited else f"at most {soft:,}"
     if soft != unlimited and soft < FEWEST_OPEN_FILES:
         wanted = 4 * FEWEST_OPEN_FILES if hard == unlimited else min(hard, 4 * FEWEST_OPEN_FILES)
-        return Finding("machine", "open files", "bad", words, f"ulimit -n {wanted}, in the shell that calls pirl")
+        return Finding("machine", "open files", "bad", words, f"ulimit -n {wanted}, in the shell that runs pirl")
     return Finding("machine", "open files", "good", words)
 
 
@@ -69,7 +69,7 @@ def examine_devices(answer: Answer) -> Iterator[Finding]:
         advice = (
             f"JAX_PLATFORMS={platforms} is set: unset it, or install what it names."
             if platforms
-            else "Is another process using the device? JAX_PLATFORMS=cpu does without it."
+            else "Is another process using the device? JAX_PLATFORMS=cpu avoids it."
         )
         detail = f"JAX finds no device that computes: {answer.failure or 'it names none'}"
         yield Finding("machine", "devices", "bad", detail, advice, needed=True)
@@ -87,9 +87,9 @@ def _unused_accelerator(platforms: str | None) -> Finding:
     gpu = Path("/dev/nvidia0").exists() or shutil.which("nvidia-smi") is not None
     tpu = any(Path("/dev").glob("accel*"))
     if not gpu and not tpu:
-        return Finding("machine", "accelerator", "absent", "none seen: full-size policies need one to train")
+        return Finding("machine", "accelerator", "absent", "none found: full-size policies need one to train")
     advice = f"pip install 'jax[{'cuda13' if gpu else 'tpu'}]'"
     if platforms:
         advice = f"JAX_PLATFORMS={platforms} is set: unset it"
-    detail = f"there is {'an NVIDIA GPU' if gpu else 'a TPU'}, and JAX does not use it"
+    detail = f"there is {'an NVIDIA GPU' if gpu else 'a TPU'}, but JAX does not use it"
     return Finding("machine", "accelerator", "absent", detail, advice)

@@ -32,7 +32,7 @@ def examine_tokenizers() -> Iterator[Finding]:
             detail = "no PaliGemma vocabulary, which full-size policies need (the tiny ones do not)"
             yield Finding("media", name, "absent", detail, f"{commands[0]}  (or set ${PATH_VARIABLE})")
         else:
-            advice = f"Correct ${PATH_VARIABLE}, or unset it." if chosen else "Get the file again."
+            advice = f"Correct ${PATH_VARIABLE}, or unset it." if chosen else "Download the file again."
             yield Finding("media", name, "bad", first, advice)
     else:
         yield Finding("media", name, "good", f"{words:,} tokens, {file}")
@@ -67,12 +67,12 @@ def examine_rendering(answers: Mapping[str, Answer]) -> Finding:
     works = [backend for backend, failure in failures.items() if not failure]
     fails = "; ".join(f"{backend}: {failure}" for backend, failure in failures.items() if failure)
     if not has_mujoco():
-        opened = f"GL opens without a screen: {', '.join(works)}" if works else f"GL opens no context ({fails})"
-        advice = "make setup-aloha, setup-libero or setup-metaworld, for simulators"
+        opened = f"GL works without a display: {', '.join(works)}" if works else f"GL opens no context ({fails})"
+        advice = "for simulators: make setup-aloha, make setup-libero or make setup-metaworld"
         return Finding("media", "rendering", "absent", f"no MuJoCo; {opened}", advice)
     if not works:
-        return Finding("media", "rendering", "bad", f"MuJoCo renders nothing without a screen ({fails})", _RENDERERS)
-    detail = f"MuJoCo renders without a screen: {', '.join(works)}"
+        return Finding("media", "rendering", "bad", f"MuJoCo cannot render without a display ({fails})", _RENDERERS)
+    detail = f"MuJoCo renders without a display: {', '.join(works)}"
     return Finding("media", "rendering", "good", detail + (f" ({fails})" if fails else ""))
 
 
@@ -81,5 +81,5 @@ def _failure(answer: Answer) -> str:
         return answer.failure
     (said,) = answer.said
     if said.get("brightest") == 0:
-        return "the picture is black"
+        return "the image is black"
     return "" if said.get("opened", True) else "no context opens"

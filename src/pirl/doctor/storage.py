@@ -19,10 +19,12 @@ _CONTENT = b"pirl" * 1024
 
 def examine_storage(runs: Path) -> Iterator[Finding]:
     """Where runs go, where caches go, and what the cache holds."""
-    elsewhere = "Call pirl in a directory of a local or a full network filesystem, or choose one with --runs-dir."
+    elsewhere = (
+        "Run pirl in a directory on a local or fully featured network file system, or choose one with --runs-dir."
+    )
     yield examine_place("runs", expand_home(runs).absolute(), elsewhere)
     cache = cache_directory()
-    yield examine_place("cache", cache, "Choose another place with the environment variable PIRL_CACHE.")
+    yield examine_place("cache", cache, "Choose another directory with the environment variable PIRL_CACHE.")
     yield Finding("storage", "cached", "good", _contents(cache))
 
 
@@ -35,7 +37,7 @@ def examine_place(name: str, place: Path, elsewhere: str) -> Finding:
         with tempfile.TemporaryDirectory(prefix=".pirl-doctor-", dir=existing) as directory:
             for verb, works in _TRIALS.items():
                 if not works(Path(directory)):
-                    detail = f"{place}: files can seemingly be {verb}, but it has no effect"
+                    detail = f"{place}: files can apparently be {verb}, but it has no effect"
                     return Finding("storage", name, "bad", detail, elsewhere, needed=True)
     except OSError as error:
         detail = f"{place}: files cannot be {verb}: {error.strerror or error}"
@@ -83,9 +85,9 @@ _TRIALS: dict[str, Callable[[Path], bool]] = {
 def _contents(cache: Path) -> str:
     sizes = {entry.name: _size(entry) for entry in sorted(cache.iterdir())} if cache.is_dir() else {}
     if not sizes:
-        return "nothing yet"
+        return "empty"
     parts = ", ".join(f"{name} {size(count)}" for name, count in sizes.items())
-    return f"{size(sum(sizes.values()))} in all: {parts}"
+    return f"{size(sum(sizes.values()))} in total: {parts}"
 
 
 def _size(entry: Path) -> int:

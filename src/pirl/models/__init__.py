@@ -1,4 +1,4 @@
-"""What the networks are: the π₀ and π₀.₅ policies, their observations and their tokeniser."""
+"""The networks: π₀ and π₀.₅ policies, their observations and their tokeniser."""
 
 from pirl.models.config import (
     ExpertConfig,

@@ -65,29 +65,35 @@ class VisionConfig:
 
 @dataclass(frozen=True)
 class Pi0Config:
-    """Every size of a policy. The defaults outside the networks are OpenPI's."""
+    """Architecture of a policy. The defaults outside the networks are OpenPI's."""
 
     vision: VisionConfig
     language: ExpertConfig
     action_expert: ExpertConfig
+    # Tokens in the vocabulary.
     vocab_size: int = 257_152
-    # π₀.₅: the flow time conditions the action expert's norms, and the state is read as text or not at all.
+    # π₀.₅: flow time conditions the action expert's norms; the state is part of the prompt, or not used.
     pi05: bool = False
-    # The prompt spells the state out in 256 bins (π₀.₅ only). Off for π₀.₅ LIBERO, which sees no state.
+    # The prompt contains the state in 256 bins (π₀.₅ only). Off for π₀.₅ LIBERO, which sees no state.
     discrete_state_input: bool = False
+    # Width of states and actions; narrower ones are padded with zeros.
     action_dim: int = 32
+    # Steps of an action chunk.
     action_horizon: int = 50
+    # Longest prompt in tokens (0: no prompt).
     max_token_len: int = 48
     # Without cameras the policy has no vision tower; without a prompt too, the prefix is empty.
     cameras: tuple[str, ...] = OPENPI_CAMERAS
+    # Height and width that images are resized to.
     image_resolution: tuple[int, int] = (224, 224)
-    # The dtype of the heavy matrix products, and that of fresh parameters.
+    # Compute dtype of the large matrix products.
     dtype: DType = "bfloat16"
+    # Storage dtype of new parameters.
     param_dtype: DType = "float32"
-    # What of each layer is computed again in the backward pass instead of being kept: nothing; all but its input ("full",
-    # or true); all but the results of matrix products ("dots"), or of those with weights, so not in attention.
+    # Rematerialisation: what the backward pass recomputes. "none": nothing; "full" (or true): everything but the input
+    # of each layer; "dots": everything but matrix products; "weight_dots": everything but products with weights.
     remat: bool | Remat = "full"
-    # "paligemma": the public SentencePiece file of π₀; "tiny": the one inside this package.
+    # "paligemma": the public SentencePiece file of π₀; "tiny": the vocabulary inside this package.
     tokenizer: Literal["paligemma", "tiny"] = "paligemma"
 
     def __post_init__(self) -> None:

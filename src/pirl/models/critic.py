@@ -19,16 +19,16 @@ CriticParameters = dict[str, Any]
 
 @dataclass(frozen=True)
 class CriticConfig:
-    """The sizes of the critics."""
+    """Architecture of the critics."""
 
     num_critics: int = 2
     """Critics in the ensemble."""
     hidden_dims: tuple[int, ...] = (512, 512, 512, 512)
     """Widths of the hidden layers."""
     layer_norm: bool = True
-    """Normalise each hidden layer before its activation."""
+    """Apply LayerNorm to each hidden layer before its activation."""
     dropout: float = 0.0
-    """Share of hidden units left out while learning."""
+    """Dropout rate of the hidden layers in training."""
 
     def __post_init__(self) -> None:
         if self.num_critics < 1 or not self.hidden_dims or min(self.hidden_dims) < 1:

@@ -1,1 +1,1 @@
-"""`pirl plan`: what a training run will need on machines that are not here, from compiling its real update for them."""
+"""`pirl plan`: estimates memory and time of a training run on any hardware, by compiling its real update for it."""

@@ -40,7 +40,9 @@ def list_changes(config: RLTrainConfig, devices: "list[jax.Device]") -> list[Cha
         Change(what, f"{how}{sharing}".strip(), sized(changed)) for what, how, changed in _variants(config, spread)
     ]
     if config.model.remat != "full":
-        changes.append(Change("compute activations again instead of keeping them", "--model.remat full", {}))
+        changes.append(
+            Change("recompute activations in the backward pass instead of keeping them", "--model.remat full", {})
+        )
     return changes
 
 
@@ -48,7 +50,7 @@ def _variants(config: RLTrainConfig, spread: RLTrainConfig) -> Iterator[tuple[st
     """What is done, how, and the configuration; all of them over the parameters spread over all devices."""
     agent, name = config.agent, "policy_optimiser" if isinstance(config.agent, ACRLPDConfig) else "optimiser"
     if spread != config:
-        yield "spread one copy of the learner over all devices", "", spread
+        yield "shard one copy of the learner over all devices", "", spread
     small = replace(getattr(agent, name), moments_dtype="bfloat16")
     if small != getattr(agent, name):
         yield (
@@ -59,9 +61,9 @@ def _variants(config: RLTrainConfig, spread: RLTrainConfig) -> Iterator[tuple[st
     if not set(_BACKBONE) <= set(agent.freeze) and not config.model.language.has_lora:
         frozen = tuple(dict.fromkeys((*agent.freeze, *_BACKBONE)))
         yield (
-            "let the action expert alone learn",
+            "train only the action expert",
             f"--agent.freeze {','.join(frozen)}",
             replace(spread, agent=replace(agent, freeze=frozen)),
         )
     if f"{config.name}_lora" in list_configs() and not config.model.language.has_lora:
-        yield "learn low-rank updates only (LoRA)", f"preset {config.name}_lora", with_lora(spread)
+        yield "train only low-rank updates (LoRA)", f"preset {config.name}_lora", with_lora(spread)

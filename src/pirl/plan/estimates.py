@@ -88,7 +88,7 @@ def advise(measured: Measurement, parts: int) -> list[Advice]:
             if not what and more == 1:
                 continue
             size = peak(state, local / max(parts, more))
-            steps = "" if more == 1 else f"go through a batch in {more} parts"
+            steps = "" if more == 1 else f"process a batch in {more} parts"
             flag = "" if more == 1 else f"--agent.accumulation-steps {more}"
             words = ", and ".join(filter(None, (what, steps)))
             found.append(Advice(words, " ".join(filter(None, (how, flag))), size, size <= memory))

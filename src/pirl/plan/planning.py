@@ -90,7 +90,7 @@ def _compile_apart(config: RLTrainConfig, topology: Topology, say: Say) -> str:
             return answer.read_text()
         if process.returncode == UserError.exit_code:
             raise UserError((directory / "refusal").read_text())
-        why = "this machine's memory was too small for the compiler, most likely"
+        why = "most likely, this machine has too little memory for the compiler"
         said = why if process.returncode == _KILLED else " ".join(last_lines(log, 3))
         raise TrainingError(f"{topology.name}: the compiler gave up ({exit_in_words(process.returncode)}): {said}.")
 

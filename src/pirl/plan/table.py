@@ -17,7 +17,7 @@ _KINDS = {
     "frozen": "frozen parameters",
     "average": "running average (EMA)",
     "optimiser": "optimiser",
-    "critics": "critics, their copies and optimiser",
+    "critics": "critics, target critics and optimiser",
 }
 _NEAR = 4
 _LIMITS = {"compute": "operations", "memory": "memory traffic", "links": "links"}
@@ -59,7 +59,7 @@ def verdict(plan: Plan) -> str:
     """The answer in one line."""
     estimate, memory = plan.estimate, plan.measured.memory
     if estimate.fits is None or memory is None:
-        return f"{close_size(estimate.peak)} on each device; how much there is, is not known."
+        return f"{close_size(estimate.peak)} on each device; the memory of the device is unknown."
     if not math.isfinite(estimate.peak):
         return f"DOES NOT FIT: more than {close_size(memory)} on {_each(plan.measured.devices)}."
     word = "fits" if estimate.fits else "DOES NOT FIT"
@@ -128,11 +128,11 @@ def _bytes(measured: Measurement, estimate: Estimate) -> list[tuple[str, float |
         (name, measured.state[kind], "") for kind, name in _KINDS.items() if measured.state.get(kind)
     ]
     rows += [("batch", measured.batch, "")]
-    rows += [("padding", measured.padding, "arrays are kept in tiles")] if measured.padding > GIB / 100 else []
+    rows += [("padding", measured.padding, "arrays are stored in tiles")] if measured.padding > GIB / 100 else []
     rows += [
-        ("activations", estimate.activations, "what grows with the batch"),
-        ("workspace", estimate.workspace, "gradients, gathered parameters, buffers of the compiler"),
-        ("at the peak", estimate.peak, "no more than; parts of it need not be there at the same time"),
+        ("activations", estimate.activations, "grows with the batch"),
+        ("workspace", estimate.workspace, "gradients, gathered parameters, compiler buffers"),
+        ("at the peak", estimate.peak, "upper bound; not all parts are needed at the same time"),
     ]
     return rows
 
@@ -142,7 +142,7 @@ def _rest(plan: Plan) -> list[str]:
     counts = measured.parameters
     critics = f", and {counts['critic']:,} of the critics" if "critic" in counts else ""
     lines = [
-        f"  parameters     {counts['policy']:,} of the policy, {counts['policy_trainable']:,} of them learn{critics}",
+        f"  parameters     {counts['policy']:,} of the policy, {counts['policy_trainable']:,} of them trainable{critics}",
         f"  operations     {_rounded(measured.flops / 1e12)} TFLOP for {measured.batch_size} samples, on all devices",
     ]
     if measured.sent is not None:
@@ -160,7 +160,9 @@ def _rest(plan: Plan) -> list[str]:
         compiled = " and ".join(str(batch) for batch, _ in sorted(measured.temporary)) or "none"
         # A line tells little about what is far away: other parts of an update may then need the most.
         far = (
-            "; plan again with it before you rely on it" if estimate.largest_batch > _NEAR * measured.batch_size else ""
+            "; plan again with this batch size before you rely on it"
+            if estimate.largest_batch > _NEAR * measured.batch_size
+            else ""
         )
         text = f"{estimate.largest_batch:,}, estimated by a line through batches of {compiled}{far}"
         lines += [f"  largest batch  {text if estimate.largest_batch else 'not even one sample on each device'}"]
@@ -173,22 +175,22 @@ def _advice(plan: Plan) -> list[str]:
     if plan.estimate.fits is not False:
         return []
     untold = [
-        f"    {change.how}  → less, how much only compiling tells: {change.what}"
+        f"    {change.how}  → less; plan again to see how much: {change.what}"
         for change in plan.measured.changes
         if not change.state
     ]
     if helpful := [each for each in plan.advice if each.fits]:
         lines = [f"    {each.how}  → about {close_size(each.peak)}: {each.what}" for each in helpful]
-        return ["  what to do     any of", *lines, *untold]
+        return ["  what to do     any of these", *lines, *untold]
     needed = needed_devices(plan.measured, plan.parts)
-    more = f"about {needed} such devices would do" if needed else "choose devices with more memory"
+    more = f"about {needed} such devices would be enough" if needed else "choose devices with more memory"
     best = [
-        f" The least that a change leaves is {close_size(each.peak)} ({each.how})."
+        f" The smallest peak of any change is {close_size(each.peak)} ({each.how})."
         if math.isfinite(each.peak)
         else f" Or plan again with {each.how}."
         for each in plan.advice
     ]
-    return [f"  what to do     nothing is known to make it fit here: {more}.{''.join(best)}", *untold]
+    return [f"  what to do     no known change makes it fit here: {more}.{''.join(best)}", *untold]
 
 
 def _each(devices: int) -> str:

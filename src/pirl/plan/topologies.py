@@ -94,7 +94,7 @@ class Topology:
         if self.here:
             return "for the devices of this machine"
         if self.simulated:
-            return f"for {self.count} simulated devices of the CPU, which stand in for the real ones"
+            return f"for {self.count} simulated CPU devices, which stand in for the real ones"
         return f"by the TPU's own compiler, for {self.count} devices"
 
 
@@ -103,7 +103,7 @@ def parse_topology(text: str) -> Topology:
     name, _, shape = text.strip().lower().partition(":")
     if name == "here":
         if shape:
-            raise ConfigError(f"--topology {text}: here means all devices of this machine; leave out :{shape}.")
+            raise ConfigError(f"--topology {text}: `here` means all devices of this machine; leave out :{shape}.")
         return Topology("here", CHIPS["cpu"], 0)  # what there is, is known where JAX runs
     if name not in CHIPS:
         known = ", ".join([*CHIPS, "here"])
@@ -169,7 +169,7 @@ def find_devices(topology: Topology) -> "list[jax.Device]":
     try:
         found = topologies.get_topology_desc(platform="tpu", topology_name=topology.name, chips_per_host_bounds=host)
     except (jax.errors.JaxRuntimeError, ValueError) as error:
-        raise ConfigError(f"--topology {topology.name}: the compiler knows no such slice: {error}") from error
+        raise ConfigError(f"--topology {topology.name}: the compiler does not know this slice: {error}") from error
     return list(found.devices)
 
 

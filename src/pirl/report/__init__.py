@@ -1,4 +1,4 @@
-"""What a run shows a person: one HTML file with charts, film strips and numbers that needs nothing else to be read."""
+"""Reports about runs: one self-contained HTML file with charts, film strips and numbers."""
 
 from typing import TYPE_CHECKING
 

@@ -51,7 +51,7 @@ def headline(policy: PolicyResult, baseline: PolicyResult) -> str:
         episodes = f"{policy.episodes} episodes each"
     else:
         episodes = f"{policy.episodes} and {baseline.episodes} episodes"
-    same = " on the same starts" if policy.paired else ""
+    same = " on the same initial states" if policy.paired else ""
     facts = f"{policy.name} {rate(policy)} against {baseline.name} {rate(baseline)}, {episodes}{same}"
     if policy.low > baseline.high:
         return f"{facts}: {policy.name} is better, and the 95 % intervals do not overlap."
@@ -61,9 +61,9 @@ def headline(policy: PolicyResult, baseline: PolicyResult) -> str:
         return f"{facts}. The 95 % intervals overlap: these episodes do not tell which is better."
     difference = f"{_difference(policy.paired)} points, p {probability(policy.paired.p_value)}"
     if policy.paired.p_value >= SIGNIFICANT:
-        return f"{facts}. The 95 % intervals overlap, and no difference can be told on the same starts ({difference})."
+        return f"{facts}. The 95 % intervals overlap, and the pairwise difference is not significant ({difference})."
     better = "better" if policy.paired.difference > 0 else "worse"
-    return f"{facts}. The 95 % intervals overlap, but start by start {policy.name} is {better} ({difference})."
+    return f"{facts}. The 95 % intervals overlap, but compared pairwise {policy.name} is {better} ({difference})."
 
 
 def comparison_section(
@@ -76,12 +76,12 @@ def comparison_section(
 ) -> Section:
     """Bars in the order given and the table beneath; `baseline` is the name of what paired differences are against."""
     caption = (
-        "Each bar is the share of episodes that succeeded and the line across its end the 95 % interval (Wilson) of "
+        "Each bar is the fraction of episodes that succeeded, and the line across its end the 95 % Wilson interval of "
         "the true rate. Where two lines do not overlap, chance does not explain the difference."
     )
     about_pairs = (
-        f"The difference to {baseline} compares the same starts one by one, in percentage points; its interval is "
-        "Newcombe's and p is of the exact McNemar test: the chance of a difference this large if there were none."
+        f"The difference to {baseline} compares the same initial states pairwise, in percentage points; its interval is "
+        "Newcombe's, and p is from the exact McNemar test: the probability of a difference this large if there were none."
     )
     bars = figure(_bars(results, colours or {}), caption)
     paired = any(result.paired for result in results)

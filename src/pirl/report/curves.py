@@ -38,7 +38,7 @@ PANELS = (
     Panel(
         "Success during training",
         "eval/success",
-        "Share of evaluation episodes that succeed; the band is the 95 % interval.",
+        "Fraction of evaluation episodes that succeed; the band is the 95 % interval.",
         low="eval/success_low",
         high="eval/success_high",
         share=True,
@@ -46,19 +46,19 @@ PANELS = (
     Panel(
         "Success while collecting",
         "online/success",
-        "Share of the episodes collected online that succeed.",
+        "Fraction of the episodes collected online that succeed.",
         noisy=True,
         share=True,
     ),
-    Panel("Loss", "loss", "The sum that is minimised; lower is better within one algorithm.", log=True, noisy=True),
+    Panel("Loss", "loss", "The total loss; lower is better within one algorithm.", log=True, noisy=True),
     Panel(
         "Imitation loss",
         "bc/loss",
-        "Flow-matching error on the actions of the data; lower is closer to the demonstrations.",
+        "Flow-matching loss on the actions in the data; lower is closer to the demonstrations.",
         log=True,
         noisy=True,
     ),
-    Panel("Actor loss", "actor/loss", "The actor's loss, weighted by advantage.", noisy=True),
+    Panel("Actor loss", "actor/loss", "The actor loss, weighted by advantage.", noisy=True),
     Panel("Critic loss", "critic/loss", "Error of the critics against their targets.", log=True, noisy=True),
     Panel(
         "Q-values",
@@ -71,7 +71,7 @@ PANELS = (
     Panel(
         "Disagreement of the critics",
         "critic/q_spread",
-        "Spread of the ensemble on the same action; it falls as the critics learn the same thing.",
+        "Spread of the ensemble on the same action; it falls as the critics come to agree.",
         noisy=True,
     ),
     Panel(
@@ -85,13 +85,13 @@ PANELS = (
     Panel(
         "Effective sample size",
         "actor/ess",
-        "How much of a batch the actor learns from: near the bottom, a few samples decide everything.",
+        "The fraction of a batch that the actor effectively learns from; near the bottom, a few samples dominate.",
         noisy=True,
     ),
     Panel(
         "Gradient norm of the policy",
         "grad_norm/policy",
-        "Before clipping; spikes are batches that would have moved the policy far.",
+        "Before clipping; spikes are batches that would have changed the policy a lot.",
         log=True,
         noisy=True,
     ),
@@ -100,31 +100,31 @@ PANELS = (
 
 ROLLOUTS = (
     Panel(
-        "Success of the attempts",
+        "Success of rollouts",
         "rollout/success",
-        "Share of all attempts of an iteration that succeed, from initial states that the curriculum chose.",
+        "Fraction of all rollouts of an iteration that succeed, from initial states chosen by the curriculum.",
         share=True,
     ),
     Panel(
-        "Groups to learn from",
+        "Groups with mixed outcomes",
         "rollout/groups",
-        "Initial states from which some attempts succeeded and others failed: only these teach anything.",
+        "Initial states from which some rollouts succeeded and others failed: only these are trained on.",
     ),
     Panel(
         "Initial states tried",
         "rollout/contexts",
-        "How many it took to find these groups; more, the more of them are solved or hopeless.",
+        "How many it took to find these groups; the more states are solved or hopeless, the more it takes.",
     ),
     Panel(
-        "What an iteration brings",
+        "Success after the updates",
         "rollout/success_after",
-        "Success from the states that were learned from, tried once more after the updates.",
+        "One more rollout from each state that was trained on, after the updates.",
         share=True,
     ),
     Panel(
         "Drift from the start policy",
         "rollout/drift",
-        "Mean squared difference of the two flows on the same chunks: how far RIPT has moved the policy.",
+        "Mean squared difference of the two flows on the same chunks: how far RIPT has changed the policy.",
     ),
 )
 _EVENTS = {"rollback": "rolled back to here", "skipped": "update skipped"}

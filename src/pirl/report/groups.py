@@ -24,11 +24,11 @@ _TITLES = {
     "online/length": "Length of collected episodes",
     "online/lost": "Episodes lost",
     "rollout/lost": "Attempts lost",
-    "rollout/success_kept": "Success at the states learned from, before",
+    "rollout/success_kept": "Success before the updates",
     "rollout/advantage_spread": "Spread of the advantages",
     "curriculum/tried": "Curriculum: states tried",
     "curriculum/solved": "Curriculum: states solved",
-    "curriculum/hopeless": "Curriculum: states without hope",
+    "curriculum/hopeless": "Curriculum: hopeless states",
     "curriculum/success_rate": "Curriculum: mean success",
 }
 _SHARES = frozenset({"rollout/success_kept", "actor/clip_fraction", "actor/limited", "data/valid_chunks"})
@@ -52,16 +52,16 @@ def _begins(*prefixes: str) -> Callable[[str], bool]:
 
 # In this order, each metric in the first that holds it.
 GROUPS = (
-    Group("Evaluations", "What else was measured of the evaluation episodes.", _begins("eval/")),
+    Group("Evaluations", "Other measurements of the evaluation episodes.", _begins("eval/")),
     Group(
         "Practice",
-        "Episodes that the learner collects itself, over the steps it has learned from by then.",
+        "Episodes collected online, over the environment steps trained on so far.",
         _begins("online/"),
         "environment steps",
     ),
     Group(
         "Rollouts",
-        "What each iteration tried, what it could learn from, and what came of it.",
+        "What each iteration tried, what it trained on, and the result.",
         _begins("rollout/", "curriculum/"),
         "iterations",
     ),
@@ -71,15 +71,17 @@ GROUPS = (
         "average.",
         lambda metric: metric.rsplit("/", 1)[-1].endswith("loss"),
     ),
-    Group("Values", "What the critics believe.", _begins("critic/")),
-    Group("Advantages and the actor", "Which actions the policy is drawn to, and how strongly.", _begins("actor/")),
+    Group("Values", "Value estimates of the critics.", _begins("critic/")),
+    Group(
+        "Advantages and the actor", "Which actions the policy is trained towards, and how strongly.", _begins("actor/")
+    ),
     Group(
         "Norms and learning rates",
-        "How large the gradients and the parameters are, and how large the steps.",
+        "Norms of gradients and parameters, and the learning rates.",
         _begins("grad_norm/", "param_norm/", "update_norm/", "lr/"),
     ),
     Group("Memory", "In GiB, of the host and of the devices.", _begins("memory/")),
-    Group("Other metrics", "What else was logged.", lambda metric: True),
+    Group("Other metrics", "All other logged metrics.", lambda metric: True),
 )
 
 

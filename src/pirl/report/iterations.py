@@ -103,7 +103,7 @@ def iterations_section(name: str, iterations: Sequence[Iteration], timing: Mappi
         *(Column(title, numeric=True) for title, _, _ in _COLUMNS),
     ]
     caption = (
-        "Success is of all attempts; before and after are the success at the states that were learned from, before the "
+        "Success is of all rollouts; before and after are the success at the states that were trained on, before the "
         "updates and once more after them. Spread is that of the advantages, drift the distance from the start policy, "
         "environment steps are counted from the beginning."
     )

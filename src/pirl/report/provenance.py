@@ -26,7 +26,7 @@ def provenance_section(
     commands: Sequence[str],
     facts: Mapping[str, str],
     configs: Mapping[str, Mapping[str, Any]] | None = None,
-    title: str = "How to get this again",
+    title: str = "How to reproduce this",
     introduction: str = "",
 ) -> Section:
     """The commands to copy, the fields in which the runs differ, and facts: versions, machine, date, durations."""
@@ -34,7 +34,7 @@ def provenance_section(
     if configs and (differences := differing_settings(configs)):
         columns = [Column("Setting"), *(Column(name) for name in configs)]
         rows = [(name, *values) for name, values in differences.items()]
-        body += figure(table(columns, rows), "Only settings that are not the same in all of these runs.", "Settings")
+        body += figure(table(columns, rows), "Only settings that differ between these runs.", "Settings")
     if facts:
         body += table([Column("Circumstances"), Column("")], list(facts.items()))
     return Section(title, body, introduction)

@@ -18,7 +18,7 @@ def watch_run(facts: RunFacts) -> tuple[list[Episode], str]:
         raise DataError("the run has no environment.")
     measured = newest_evaluation(facts.path)
     if measured is None:
-        raise DataError("the run was not evaluated, so there are no starts to play from.")
+        raise DataError("the run was not evaluated, so there are no initial states to replay.")
     episodes = watch_episodes(
         facts.path,
         facts.path,
@@ -28,7 +28,7 @@ def watch_run(facts: RunFacts) -> tuple[list[Episode], str]:
         execute_steps=config.evaluation.execute_steps,
     )
     introduction = (
-        "Episodes of the exported policy, from starts of the last evaluation: the value of the chunk that it planned, "
-        f"each time it planned one.{missing_outcomes(episodes)}"
+        "Episodes of the exported policy from initial states of the last evaluation, with the values that the critics "
+        f"assign to each chunk it planned.{missing_outcomes(episodes)}"
     )
     return episodes, introduction

@@ -23,7 +23,7 @@ from pirl.run_files import RunFiles
 _BARS = 8
 # Roll-backs and skipped updates that are listed.
 _EVENTS = 50
-_OVER_PRACTICE = "The same over the environment steps that had been learned from by then."
+_OVER_PRACTICE = "The same over the environment steps trained on so far."
 
 
 def read_runs(paths: Sequence[Path]) -> list[RunFacts]:
@@ -58,7 +58,7 @@ def summarise(runs: Sequence[RunFacts]) -> str:
         return " ".join([f"{runs[0].name} {runs[0].state.words}.", *_remarks(runs[0])])
     kinds = [facts.state.kind for facts in runs]
     counts = ", ".join(
-        f"{kinds.count(kind)} {kind}{' without a word' * (kind == 'ended')}" for kind in dict.fromkeys(kinds)
+        f"{kinds.count(kind)} {kind}{' without a message' * (kind == 'ended')}" for kind in dict.fromkeys(kinds)
     )
     measured = [facts for facts in runs if facts.measurements]
     if not measured:
@@ -77,7 +77,7 @@ def _remarks(facts: RunFacts) -> list[str]:
     else:
         said.append("It was not evaluated" + (" so far." if facts.state.kind == "under way" else "."))
     if facts.is_torn:
-        said.append("The last line of metrics.jsonl ends in the middle and is left out.")
+        said.append("The last line of metrics.jsonl is incomplete and is left out.")
     return said
 
 
@@ -98,7 +98,7 @@ def _success(runs: Sequence[RunFacts], colours: Mapping[str, int]) -> Section:
     silent = [facts.name for facts in runs if not facts.measurements]
     introduction = f"Not evaluated: {', '.join(silent)}." if silent and len(silent) < len(runs) else ""
     if len(silent) == len(runs):
-        return Section("Success", "", "Nothing was evaluated: success is measured with --evaluation.every.")
+        return Section("Success", "", "Nothing was evaluated: set --evaluation.every to measure success.")
     if len(runs) == 1:
         measured = runs[0].measurements[-_BARS:]
         results = [_result(f"After {one.step:,.0f} updates", one) for one in measured]
@@ -126,7 +126,7 @@ def _success(runs: Sequence[RunFacts], colours: Mapping[str, int]) -> Section:
     ]
     charts += draw_panels(
         practised,
-        [replace(SUCCESS, title="Success over practice", caption=_OVER_PRACTICE)],
+        [replace(SUCCESS, title="Success over environment steps", caption=_OVER_PRACTICE)],
         colours,
         "environment steps",
     )
@@ -182,13 +182,15 @@ def _films(runs: Sequence[RunFacts]) -> list[Section]:
             continue
         _, film = max(films)
         try:
-            figures.append(figure(read_strip(film), f"{film.name}; time goes from left to right.", facts.name))
+            figures.append(figure(read_strip(film), f"{film.name}; time runs from left to right.", facts.name))
         except DataError as error:
             figures.append(figure("", str(error), facts.name))
     if not figures:
         return []
-    introduction = "The newest film of each run: episodes side by side; green frames are successes, red ones failures."
-    return [Section("Films", "".join(figures), introduction)]
+    introduction = (
+        "The newest video of each run: episodes side by side; green borders are successes, red ones failures."
+    )
+    return [Section("Videos", "".join(figures), introduction)]
 
 
 def _critics(facts: RunFacts) -> Section:
@@ -199,7 +201,7 @@ def _critics(facts: RunFacts) -> Section:
 
         episodes, introduction = watch_run(facts)
     except UserError as error:
-        return Section(title, "", f"They cannot be shown: {error}")
+        return Section(title, "", f"Not available: {error}")
     return episodes_section(episodes, title=title, introduction=introduction)
 
 
@@ -222,7 +224,7 @@ def _provenance(runs: Sequence[RunFacts]) -> Section:
         commands=list(dict.fromkeys(filter(None, commands))),
         facts={},
         configs=_configs(runs) if len(runs) > 1 else None,
-        introduction="The commands as they were given, where they were given.",
+        introduction="The commands as they were run, from the directory they were run in.",
     )
     body = section.body + table(columns, rows)
     if len(runs) == 1:

@@ -43,8 +43,8 @@ def find_state(run: Path) -> State:
         return State("failed", f"failed: {text.rstrip('.')}")
     age = _age(run)
     if age is not None and age < _LATELY and _is_elsewhere(run):
-        return State("under way", f"seems to be under way elsewhere: its files changed {age:.0f} s ago")
-    return State("ended", "ended without a word: it was killed, or the machine went down")
+        return State("under way", f"seems to be running elsewhere: its files changed {age:.0f} s ago")
+    return State("ended", "ended without a message: it was killed, or the machine went down")
 
 
 def find_holder(run: Path) -> str | None:

@@ -14,14 +14,19 @@ from pirl.words import duration
 _ACTIVITIES = ("data", "update", "rollout", "evaluation", "checkpoint")
 REST = "the rest"
 _PANELS = (
-    Panel("Updates per second", "steps_per_second", "Of all the time, whatever it was spent on.", noisy=True),
+    Panel(
+        "Updates per second",
+        "steps_per_second",
+        "Updates per second of total time, whatever it was spent on.",
+        noisy=True,
+    ),
     Panel(
         "Environment steps per second",
         "env_steps_per_second",
-        "While attempts are made, over all environments together.",
+        "During rollouts, over all environments together.",
         noisy=True,
     ),
-    Panel("Time to plan", "policy_ms", "Milliseconds of the policy for one batch of plans.", noisy=True),
+    Panel("Time to plan", "policy_ms", "Milliseconds of one batched inference of the policy.", noisy=True),
 )
 
 
@@ -55,7 +60,7 @@ def time_section(timings: Mapping[str, Mapping[str, Curve]], colours: Mapping[st
     runs = [Run(name, timing) for name, timing in timings.items()]
     if charts := draw_panels(runs, _PANELS, colours):
         body += arrange_panels(charts, runs, colours=colours)
-    return Section("Time", body, "" if body else "No times were written.")
+    return Section("Time", body, "" if body else "No timings were logged.")
 
 
 def _row(name: str, split: Mapping[str, float], shades: Mapping[str, str]) -> str:

@@ -1,1 +1,1 @@
-"""A small sweep: a few knobs, many short trials, and the best of them trained for longer."""
+"""Hyperparameter search by successive halving: many short trials, and longer ones for the best."""

@@ -32,11 +32,11 @@ def open_directory(plan: SweepPlan, *, resume: bool, overwrite: bool) -> Iterato
     exists = (path / RESULTS_FILE).exists()
     if exists and not (resume or overwrite):
         raise DataError(
-            f"{path} holds a sweep already: --resume goes on with it, --overwrite deletes it and begins again; or choose "
+            f"{path} already contains a sweep: --resume continues it, --overwrite deletes it and starts over; or choose "
             "another --exp-name."
         )
     if resume and not exists and not (path / LOCK_FILE).exists():
-        raise DataError(f"{path} holds no sweep, so there is nothing to resume: leave --resume out to begin one.")
+        raise DataError(f"{path} contains no sweep to resume: leave --resume out to start one.")
     with ExitStack() as stack:
         with writing("the sweep", path, _ADVICE):
             path.mkdir(parents=True, exist_ok=True)
@@ -53,12 +53,10 @@ def _refuse_foreign(path: Path) -> None:
     # Neither pipes, which would be waited for, nor links, behind which somebody else's file could be changed.
     for file in (path / RESULTS_FILE, path / JOURNAL_FILE):
         if file.is_symlink() or (file.exists() and not file.is_file()):
-            raise DataError(
-                f"{file} is damaged (it is not a regular file): take it away, or choose another --exp-name."
-            )
+            raise DataError(f"{file} is damaged (it is not a regular file): delete it, or choose another --exp-name.")
     entries = {entry.name for entry in path.iterdir()} if path.is_dir() else set()
     if entries - {LOCK_FILE} and RESULTS_FILE not in entries:
-        raise DataError(f"{path} is not empty, and holds no sweep: choose another --exp-name or --runs-dir.")
+        raise DataError(f"{path} is not empty and contains no sweep: choose another --exp-name or --runs-dir.")
 
 
 def _clear(path: Path) -> None:
@@ -81,15 +79,15 @@ def _check_settings(plan: SweepPlan) -> None:
     try:
         before = json.loads(file.read_text(encoding="utf-8"))["settings"]
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise DataError(f"{file} is damaged ({error!r}): begin anew with --overwrite.") from error
+        raise DataError(f"{file} is damaged ({error!r}): start over with --overwrite.") from error
     if isinstance(before, dict) and "config" not in before:
         del now["config"]  # a sweep from before it was written down
     if differences := differing_settings({"before": before, "now": now}):
         lines = [f"\n  {name}: {old} before, {new} now" for name, (old, new) in differences.items()]
         more = len(lines) - _SHOWN_DIFFERENCES
         raise DataError(
-            f"{plan.directory} holds a sweep that was begun with other settings:"
+            f"{plan.directory} contains a sweep with other settings:"
             + "".join([*lines[:_SHOWN_DIFFERENCES], *([f"\n  and {more} more"] if more > 0 else [])])
             + "\n"
-            "Ask for the same again, begin anew with --overwrite, or choose another --exp-name."
+            "Use the same settings, start over with --overwrite, or choose another --exp-name."
         )

@@ -22,7 +22,7 @@ class Halving:
             shown = ",".join(map(str, self.rungs))
             raise UserError(f"--rungs {shown} should be whole numbers from 1 on, each larger than the one before.")
         if self.reduction < 2:
-            raise UserError(f"--reduction {self.reduction} should be 2 or more: one in so many trials goes on.")
+            raise UserError(f"--reduction {self.reduction} should be 2 or more: one in that many trials goes on.")
 
     def schedule(self, trials: int) -> list[tuple[int, int]]:
         """How many trials come to each rung, if none fails."""
@@ -74,5 +74,5 @@ def parse_rungs(text: str) -> tuple[int, ...]:
     """Rungs from a text such as 5,15,45."""
     parts: Sequence[str] = text.split(",")
     if not all(part.strip().isdecimal() and len(part) < 19 for part in parts):
-        raise UserError(f"--rungs {text!r:.60} should be whole numbers with commas between, such as 5,15,45.")
+        raise UserError(f"--rungs {text!r:.60} should be whole numbers separated by commas, such as 5,15,45.")
     return tuple(int(part) for part in parts)

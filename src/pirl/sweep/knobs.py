@@ -82,7 +82,7 @@ def parse_knob(text: str, names: Mapping[str, str]) -> Knob:
     choices = _split(values)
     if "" in choices or len(choices) < 2:
         raise UserError(
-            f"--knob {text} should name at least two values, with commas between; what has one is an option: --{flag} …"
+            f"--knob {text} needs at least two values, separated by commas; pass a single one as an option: --{flag} …"
         )
     return Knob(name, choices)
 
@@ -138,7 +138,7 @@ def _settle(knob: Knob, configure: Configure) -> Knob:
     if isinstance(knob.values, Range):
         kinds = {type(value) for value in found}
         if not kinds <= {int, float}:
-            raise UserError(f"--knob {knob.flag} takes no numbers, so it has no range: name its values.")
+            raise UserError(f"--knob {knob.flag} takes no numbers, so it has no range: list its values.")
         return Knob(knob.name, replace(knob.values, whole=kinds == {int}))
     for index, value in enumerate(found):
         if value in found[:index] or knob.examples[index] in knob.examples[:index]:

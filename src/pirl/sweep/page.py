@@ -30,19 +30,19 @@ def summarise(plan: SweepPlan, trials: Sequence[Trial]) -> str:
     """What came of it, in a sentence or two."""
     best = find_best(trials, plan.mode)
     if best is None or best.last is None or best.rung is None:
-        return f"None of {len(trials)} trials could be measured."
+        return f"None of {len(trials)} trials has a result."
     words = best.last.words(is_share(plan.metric))
     setting = ", ".join(f"{name.replace('_', '-')} {value}" for name, value in best.setting.items())
     return (
         f"{best.name} is the best of {len(trials)} trials: {plan.metric} {words} after {best.rung:,} {plan.unit}, with "
-        f"{setting}. It was chosen because its number is good, so expect a little less when it is measured anew."
+        f"{setting}. It was selected for its number, so expect a little less when you evaluate it again."
     )
 
 
 def what_became(trial: Trial) -> str:
     """The end of a trial, in a few words."""
     return {
-        "running": "under way",
+        "running": "running",
         "pruned": "others were better",
         "complete": "trained to the last rung",
         "failed": f"failed: {trial.reason}",
@@ -55,12 +55,12 @@ def _curves(plan: SweepPlan, trials: Sequence[Trial]) -> Section:
     # The best last: they lie on top.
     chart = curves_chart(list(reversed(trials)), list(reversed(runs)), rungs, plan.metric)
     better = "Higher" if plan.mode == "max" else "Lower"
-    caption = f"{plan.metric} of each trial; {better.lower()} is better. Under the pointer: which trial is which."
+    caption = f"{plan.metric} of each trial; {better.lower()} is better. Hover to see which trial is which."
     (count, rung), *later = plan.halving.schedule(plan.count)
     counts = "".join(f", the best {count} to {rung:,}" for count, rung in later)
     introduction = (
-        f"Successive halving: {count} trials are trained to {rung:,} {plan.unit}{counts}. A line has the colour of the "
-        "highest rung that its trial came to."
+        f"Successive halving: {count} trials are trained to {rung:,} {plan.unit}{counts}. The colour of a line is the "
+        "highest rung that its trial reached."
     )
     return Section("Trials", _legend(plan, trials) + figure(plot(chart), caption), introduction)
 
@@ -70,9 +70,9 @@ def _knobs(plan: SweepPlan, trials: Sequence[Trial]) -> Section:
         figure(plot(knob_chart(knob, trials, plan.halving.rungs, plan.metric)), "", knob.flag) for knob in plan.knobs
     )
     introduction = (
-        "A dot is a trial on a rung, with its 95 % interval where it has one. Only dots of one colour were trained for "
-        "the same time; on the higher rungs are those that were good on the lower ones, so the first colour is the "
-        "fairest comparison."
+        "A dot is a trial on a rung, with its 95 % interval if it has one. Only dots of the same colour were trained "
+        "equally long. Higher rungs contain only trials that did well on lower ones, so the first colour is the fairest "
+        "comparison."
     )
     return Section("Knobs", f'{_legend(plan, trials)}<div class="panels">{charts}</div>', introduction)
 
@@ -84,7 +84,7 @@ def _table(plan: SweepPlan, trials: Sequence[Trial]) -> Section:
         *(Column(knob.flag, numeric=True) for knob in plan.knobs),
         Column(plan.unit.capitalize(), numeric=True),
         Column(plan.metric, numeric=True),
-        Column("What became of it"),
+        Column("Result"),
     ]
     rows = [
         (
@@ -101,7 +101,7 @@ def _table(plan: SweepPlan, trials: Sequence[Trial]) -> Section:
 
 
 def _next(plan: SweepPlan, best: Trial) -> Section:
-    introduction = f"This trains the best setting, that of {best.name}, in full, as a run of its own."
+    introduction = f"This trains the best setting, that of {best.name}, in full, as a new run."
     return Section("Next", code_block(plan.full_command(best.setting, " \\\n  ")), introduction)
 
 

@@ -118,8 +118,8 @@ def check_plan(plan: SweepPlan, configure: Configure) -> None:
             raise UserError(f"--{name} should be at least 1; it is {value}.")
     for knob in plan.knobs:
         if knob.name in (plan.length_field, "name", "runs_dir"):
-            why = "rungs say" if knob.name == plan.length_field else "the sweep says"
-            raise UserError(f"--knob {knob.flag} cannot be turned: {why} what it is.")
+            why = "rungs set" if knob.name == plan.length_field else "the sweep sets"
+            raise UserError(f"--knob {knob.flag} cannot be varied: {why} it.")
     if importlib.util.find_spec("optuna") is None:
         raise ConfigError("a sweep needs Optuna, which is not installed: pip install 'pirl[sweep]'.")
     first = plan.halving.rungs[0]
@@ -128,8 +128,8 @@ def check_plan(plan: SweepPlan, configure: Configure) -> None:
         config = configure(setting)
         if length_of(config)[0] != plan.length_field:
             raise ConfigError(
-                f"with {shown} a run counts {UNITS[length_of(config)[0]]}, and others {plan.unit}: these cannot be "
-                "compared rung by rung. Make a sweep for each."
+                f"with {shown} a run counts {UNITS[length_of(config)[0]]}, other runs {plan.unit}: these cannot be "
+                "compared rung by rung. Make one sweep for each."
             )
         try:
             check_config(configure({**setting, plan.length_field: str(first)}))

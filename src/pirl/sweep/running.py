@@ -77,7 +77,7 @@ class Runner:
                         on_end(job, code, time.monotonic() - begun)
         finally:
             if running:
-                self.display.say("stopping, so that what was learned is saved; Ctrl-C ends at once")
+                self.display.say("stopping and saving; press Ctrl-C again to end at once")
                 processes = [process for _, process, _ in running.values()]
                 stop_processes(processes, self.interruptions, self.grace, self.display.refresh)
 

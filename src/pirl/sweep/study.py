@@ -45,7 +45,7 @@ class Study:
             self.trials()
         except Exception as error:  # Optuna does what the lines say, and fails in whatever way they make it
             raise DataError(
-                f"{file} is damaged ({error!r:.200}): restore it, or begin anew with --overwrite."
+                f"{file} is damaged ({error!r:.200}): restore it, or start over with --overwrite."
             ) from error
 
     def trials(self) -> list[Trial]:

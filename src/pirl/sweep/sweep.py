@@ -99,10 +99,10 @@ class _Sweep:
             if number not in promoted and trials[number].state == "running":
                 (self.study.complete if is_last else self.study.prune)(trials[number])
         if all(value is None for value in values.values()):
-            self._display.say(f"none of {len(values)} came to {rung:,} {plan.unit}")
+            self._display.say(f"none of {len(values)} trials reached {rung:,} {plan.unit}")
         if promoted:
             names = ", ".join(trials[number].name for number in promoted)
-            self._display.say(f"{len(promoted)} of {len(values)} go on beyond {rung:,} {plan.unit}: {names}")
+            self._display.say(f"{len(promoted)} of {len(values)} trials continue beyond {rung:,} {plan.unit}: {names}")
         return sorted(promoted)
 
     def _give_up(self, failed: list[Trial]) -> None:
@@ -110,7 +110,7 @@ class _Sweep:
         log = self._plan.log_of(failed[-1])
         lines = "".join(f"\n  {line}" for line in last_lines(log, _SHOWN_LINES))
         raise TrainingError(
-            f"every trial failed. The end of {log}:{lines}\nSee to the cause, and begin anew with --overwrite."
+            f"every trial failed. The end of {log}:{lines}\nFix the cause, and start over with --overwrite."
         )
 
     def _write(self, *, is_over: bool) -> None:

@@ -83,11 +83,11 @@ def _as_baseline(preset: Preset) -> Preset:
     about = f"""
         {summary}
 
-        It has no critics, makes offline updates only, and learns from all episodes alike, whatever became of them.
+        It has no critics, makes only offline updates, and learns from all episodes equally, whatever their outcome.
         Command: {said["Command"]}
-        Data: as {learner}; outcomes are not needed.
+        Data: as {learner}; no success labels needed.
         Needs: {said["Needs"]}
-        Should reach: what OpenPI's own training does.
+        Should reach: the same as OpenPI's own training.
     """
     return Preset(preset.config, summary, "\n".join(line.strip() for line in about.strip().splitlines()))
 

@@ -1,4 +1,4 @@
-"""Presets for the two-armed ALOHA, real and simulated. What each needs and reaches holds for its variants as said."""
+"""Presets for bimanual ALOHA, real and simulated. What each says about needs and results also holds for its variants."""
 
 from dataclasses import replace
 
@@ -18,9 +18,9 @@ _CHECKPOINTS = CheckpointConfig(every=1_000, max_to_keep=1, keep_period=5_000)
 def aloha_fold(pi05: bool) -> RLTrainConfig:
     """Folding with the real ALOHA, offline from labelled episodes.
 
-    ACRLPD values 20 steps with ten small critics and draws four chunks.
+    ACRLPD with a critic horizon of 20 steps, ten small critics and four sampled chunks.
     Command: pirl train aloha_fold --exp-name fold --data.repo-id me/fold_box --checkpoint checkpoints/pi0_base
-    Data: 14 dimensions and three cameras, with outcomes (pirl data label).
+    Data: 14 dimensions and three cameras, with success labels (pirl data label).
     Needs: 52 GB for parameters, optimiser and EMA of 3.2 B in float32, 13 GB more for gradients: two GPUs of 80 GB with
     --fsdp-devices 2, better eight. LoRA: one GPU of 40 GB.
     Should reach: more successes than its _bc variant on the same data. Evaluated on the robot; there is no simulator.
@@ -39,9 +39,9 @@ def aloha_fold(pi05: bool) -> RLTrainConfig:
 def rl_fold_box(pi05: bool) -> RLTrainConfig:
     """Box folding with the real ALOHA, offline from some hundred labelled episodes.
 
-    As aloha_fold, but with two critics of 20 M parameters, and 5 % of the episodes held out to watch their errors.
+    As aloha_fold, but with two critics of 20 M parameters, and 5 % of the episodes held out for validation.
     Command: pirl train rl_fold_box --exp-name box --data.repo-id me/fold_box --checkpoint checkpoints/pi0_base
-    Data: as aloha_fold, with episodes of both outcomes: larger critics want more data.
+    Data: as aloha_fold, with successes and failures; larger critics need more data.
     Needs: GPUs as aloha_fold.
     Should reach: as aloha_fold.
     """
@@ -57,11 +57,11 @@ def rl_fold_box(pi05: bool) -> RLTrainConfig:
 
 
 def aloha_sim(pi05: bool) -> RLTrainConfig:
-    """Handing over a cube in the simulated ALOHA: offline from LeRobot's demonstrations, evaluated as it goes.
+    """Handing over a cube in simulated ALOHA: offline from LeRobot's demonstrations, with evaluations.
 
-    The demonstrations hold no failures. There is more to gain in the simulator: --online.env-steps 50000 goes on there.
+    The demonstrations contain no failures. More can be gained in the simulator: add --online.env-steps 50000.
     Command: pirl train aloha_sim --exp-name cube --checkpoint checkpoints/pi0_base
-    Data: LeRobot's, which are downloaded.
+    Data: LeRobot's dataset, which is downloaded.
     Needs: pip install 'pirl[aloha,hub]'; GPUs as aloha_fold.
     Should reach: at least its _bc variant offline, more after the online phase.
     """
@@ -82,12 +82,12 @@ def aloha_sim(pi05: bool) -> RLTrainConfig:
 
 
 def aloha_ript(pi05: bool) -> RLTrainConfig:
-    """Handing over a cube in the simulated ALOHA by RIPT: eight attempts at each initial state, nothing but success.
+    """Handing over a cube in simulated ALOHA by RIPT: eight rollouts per initial state, success as the only feedback.
 
     Command: pirl train aloha_ript --exp-name cube --checkpoint checkpoints/pi0_aloha_sim
-    Needs: pip install 'pirl[aloha]'; a policy that succeeds now and then, with its statistics (of π₀, OpenPI's fine-tune
-    for this simulator; of π₀.₅ there is none: clone one first, pirl train aloha_sim_pi05_bc --exp-name cube_bc); GPUs as
-    aloha_fold; a core for each environment, here or on a Ray cluster (--rollout.backend ray).
-    Should reach: more than it began with.
+    Needs: pip install 'pirl[aloha]'; a policy that succeeds sometimes, with its statistics (for π₀, OpenPI's fine-tune
+    for this simulator; for π₀.₅ none is released: train one first, pirl train aloha_sim_pi05_bc --exp-name cube_bc); GPUs
+    as aloha_fold; one core per environment, here or on a Ray cluster (--rollout.backend ray).
+    Should reach: more than the start policy.
     """
     return with_ript(aloha_sim(pi05), rollout=RolloutConfig(iterations=100, videos_every=10))

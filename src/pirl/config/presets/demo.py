@@ -27,11 +27,11 @@ _SHORT_TABLE = EnvConfig("tabletop", options={"observation": "state", "max_steps
 
 
 def demo_bc() -> RLTrainConfig:
-    """The demo's baseline: behaviour cloning of a tiny π₀ on trembling demonstrations in Tabletop.
+    """The demo's baseline: behaviour cloning of a tiny π₀ on noisy demonstrations in Tabletop.
 
     Command: pirl train demo_bc --exp-name demo/bc --data.repo-id runs/demo/data
-    Needs: one CPU core, one minute; DATA made by `pirl demo`, or by pirl collect.
-    Should reach: about 10 % success: it trembles as its teacher does, and cannot correct itself as often.
+    Needs: one CPU core, one minute; a dataset from `pirl demo` or `pirl collect`.
+    Should reach: about 10 % success: its actions are as noisy as the expert's, and it recovers less often.
     """
     optimiser = OptimiserConfig(peak_lr=2e-3, warmup_steps=100, decay_steps=1_500, end_lr=1e-4, weight_decay=1e-4)
     return RLTrainConfig(
@@ -49,11 +49,11 @@ def demo_bc() -> RLTrainConfig:
 
 
 def demo() -> RLTrainConfig:
-    """The demo: ACRLPD from the cloned policy on the same demonstrations in Tabletop, then on episodes of its own.
+    """The demo: ACRLPD from the BC policy on the same demonstrations in Tabletop, then also on its own episodes.
 
     Command: pirl train demo --exp-name demo/acrlpd --checkpoint runs/demo/bc
-    Needs: one CPU core, six minutes; the run of demo_bc before it, to begin with.
-    Should reach: several times the success of demo_bc, by its policy alone, and more where its critics choose.
+    Needs: one CPU core, six minutes; a run of demo_bc to start from.
+    Should reach: several times the success of demo_bc with the policy alone, and more with best-of-N by its critics.
     """
     agent = ACRLPDConfig(
         horizon_length=5,
@@ -86,11 +86,11 @@ def demo() -> RLTrainConfig:
 
 
 def demo_ript_start() -> RLTrainConfig:
-    """What RIPT's demo begins with: a weak policy, cloned from a few demonstrations of mixed quality in Tabletop.
+    """The start policy of the RIPT demo: weak, cloned from a few demonstrations of mixed quality in Tabletop.
 
     Command: pirl train demo_ript_start --exp-name demo_ript/start --data.repo-id runs/demo_ript/data
-    Needs: one CPU core, one minute; DATA made by `pirl demo ript`, or by pirl collect.
-    Should reach: 30 to 50 % success: enough to learn from, and much to learn.
+    Needs: one CPU core, one minute; a dataset from `pirl demo ript` or `pirl collect`.
+    Should reach: 30 to 50 % success: enough to learn from, with much left to gain.
     """
     base = demo_bc()
     return replace(
@@ -104,11 +104,11 @@ def demo_ript_start() -> RLTrainConfig:
 
 
 def demo_ript() -> RLTrainConfig:
-    """RIPT's demo: the weak policy practises in Tabletop, told nothing but which attempts succeed, and how soon.
+    """The RIPT demo: the weak policy improves by rollouts in Tabletop; the only feedback is success, and how soon.
 
     Command: pirl train demo_ript --exp-name demo_ript/ript --checkpoint runs/demo_ript/start
-    Needs: one CPU core, five minutes; the run of demo_ript_start before it, to begin with.
-    Should reach: clearly more than demo_ript_start, without any demonstration.
+    Needs: one CPU core, five minutes; a run of demo_ript_start to start from.
+    Should reach: clearly more than demo_ript_start, without any further demonstration.
     """
     optimiser = OptimiserConfig(peak_lr=5e-4, warmup_steps=20, decay_steps=1_500, end_lr=2e-5, weight_decay=1e-4)
     return replace(
@@ -126,12 +126,12 @@ def demo_ript() -> RLTrainConfig:
 
 
 def debug() -> RLTrainConfig:
-    """The smallest run of everything: offline, online, validation, evaluation, checkpoints, with a policy without eyes.
+    """The smallest run of everything: offline, online, validation, evaluation, checkpoints; a policy without cameras.
 
     Command: pirl train debug --exp-name try --data.repo-id DATA
-    Needs: two CPU cores, about a minute, most of it to compile; DATA made by
+    Needs: two CPU cores, about a minute, most of it compilation; DATA from
     pirl collect --env tabletop --env.observation state --policy expert --episodes 20 --out DATA
-    Should reach: its end.
+    Should reach: its end; it is too short to learn.
     """
     agent = ACRLPDConfig(
         horizon_length=4,

@@ -7,12 +7,12 @@ from pirl.models.config import get_model_config
 
 
 def droid(pi05: bool) -> RLTrainConfig:
-    """A task of your own on the DROID arm, joint velocities, offline from labelled episodes.
+    """Your own task on the DROID arm, with joint velocities, offline from labelled episodes.
 
     Command: pirl train droid --exp-name mine --data.repo-id me/droid_task --checkpoint checkpoints/pi0_droid
-    Data: DROID's columns in LeRobot form, with outcomes (pirl data label).
-    Needs: GPUs as aloha_fold. With --data.norm-stats checkpoint the policy keeps the statistics of DROID that it was
-    trained with.
+    Data: a LeRobot dataset with DROID's columns and success labels (pirl data label).
+    Needs: GPUs as aloha_fold. With --data.norm-stats checkpoint, the policy keeps the DROID statistics it was trained
+    with.
     Should reach: more successes than its _bc variant on the same data. Evaluated on the robot.
     """
     return RLTrainConfig(

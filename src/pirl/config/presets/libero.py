@@ -12,9 +12,9 @@ from pirl.models.config import get_model_config
 
 
 def libero(pi05: bool) -> RLTrainConfig:
-    """LIBERO's tasks: offline from OpenPI's conversion of its demonstrations, evaluated as it goes.
+    """LIBERO's tasks: offline from OpenPI's conversion of its demonstrations, with evaluations.
 
-    The demonstrations hold no failures. There is more to gain in the simulator: --online.env-steps 100000 goes on there.
+    The demonstrations contain no failures. More can be gained in the simulator: add --online.env-steps 100000.
     Command: pirl train libero --exp-name goal --checkpoint checkpoints/pi0_base --env.suite libero_goal
     Data: OpenPI's conversion, which is downloaded.
     Needs: pip install 'pirl[libero,hub]'; GPUs as aloha_fold.
@@ -39,12 +39,12 @@ def libero(pi05: bool) -> RLTrainConfig:
 
 
 def libero_ript(pi05: bool) -> RLTrainConfig:
-    """LIBERO's tasks by RIPT: eight attempts at each initial state, nothing but success, no demonstrations.
+    """LIBERO's tasks by RIPT: eight rollouts per initial state, success as the only feedback, no demonstrations.
 
     Command: pirl train libero_ript --exp-name goal --checkpoint checkpoints/pi0_libero --env.suite libero_goal
-    Needs: pip install 'pirl[libero]'; a policy that succeeds now and then (OpenPI's fine-tune for LIBERO), with its
-    statistics; GPUs as aloha_fold; a core for each environment, here or on a Ray cluster (--rollout.backend ray).
-    Should reach: more than it began with on the tasks it practises.
+    Needs: pip install 'pirl[libero]'; a policy that succeeds sometimes (OpenPI's fine-tune for LIBERO), with its
+    statistics; GPUs as aloha_fold; one core per environment, here or on a Ray cluster (--rollout.backend ray).
+    Should reach: more than the start policy on the tasks it trains on.
     """
     base = libero(pi05)
     return with_ript(
