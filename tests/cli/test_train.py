@@ -220,6 +220,16 @@ def test_a_run_knows_by_itself_what_to_go_on_with(call, trained, data, tmp_path)
     assert rest["resume"]
 
 
+def test_the_run_that_was_found_goes_on_wherever_it_was_begun(call, trained, data, tmp_path):
+    begun = override_config(get_config("debug"), {"data.repo_id": data, "runs_dir": str(tmp_path / "before")})
+    for runs in ("before", "runs"):  # begun there, copied here
+        (tmp_path / runs / "x").mkdir(parents=True)
+        (tmp_path / runs / "x" / "config.yaml").write_text(format_config(begun))
+    assert call("train", "--exp-name", "x", "--resume") == (0, "", "")
+    ((config, _),) = trained
+    assert config == override_config(begun, {"runs_dir": "runs"})
+
+
 @pytest.mark.parametrize("name", ["fold[1]", "a*", "what?"])
 def test_names_that_checkpoints_cannot_have_are_refused_at_once(call, data, name):
     code, _, err = call("train", "debug", "--exp-name", name, "--data.repo-id", data)

@@ -73,11 +73,23 @@ class Train(Configured):
 
         return train(config, exp_name=name, resume=self.resume, overwrite=self.overwrite)
 
+    def resolve(self) -> "RLTrainConfig":
+        """The configuration that is meant; of a run that says itself what it is, where it was found."""
+        config = super().resolve()
+        if self.preset is None and self.config_file is None:
+            # It may have been begun elsewhere, where another run may be by now: the one that was looked at goes on.
+            config = dataclasses.replace(config, runs_dir=self._runs_dir())
+        return config
+
+    def _runs_dir(self) -> Path:
+        """Where runs are looked for by name alone."""
+        return Path(dict(self.settings).get("runs_dir", "runs"))
+
     def own_config(self) -> Path | None:
         """What a run that is resumed was begun with."""
         if not self.resume or self.exp_name is None:
             return None
-        runs = expand_home(dict(self.settings).get("runs_dir", "runs"))
+        runs = expand_home(self._runs_dir())
         file = RunFiles(runs / self.exp_name).config_file
         if not file.is_file():
             question = did_you_mean(self.exp_name, [run.name for run in runs_in(runs)])
