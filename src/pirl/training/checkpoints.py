@@ -39,7 +39,15 @@ from pirl.training.records import (
     read_record,
     write_record,
 )
-from pirl.training.retention import discard_after, is_within_iteration, make_room, record_best, sweep
+from pirl.training.retention import (
+    discard_after,
+    discard_early,
+    is_within_iteration,
+    make_room,
+    record_best,
+    refuse_without_states,
+    sweep,
+)
 from pirl.training.run import RunDirectory
 
 _PATIENCE = 7 * 24 * 3600  # seconds
@@ -65,8 +73,8 @@ class Checkpoints:
         self._config = config
         self._line, self._background_line = Exchange("checkpoints"), Exchange("checkpoints-background")
         if self._line.is_first:
-            for directory in (run.states, run.policies):
-                sweep(directory)
+            sweep(run)
+            refuse_without_states(run)
             record_best(run, config)
         self._line.meet()  # nobody looks before it is swept
         self._quiet = contextlib.ExitStack()
@@ -243,6 +251,9 @@ class Checkpoints:
         gc.collect()
         for partial in partials:
             remove_directory(partial)
+        if self._line.is_first:
+            with contextlib.suppress(OSError):  # why the save failed matters more
+                discard_early(self._run, str(step))
         saved = saved_steps(self._run.states)  # asking nobody: the others may not have failed
         older = f"The newest that is whole is that of step {saved[-1]}" if saved else "There is no other one"
         return CheckpointError(
