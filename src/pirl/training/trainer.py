@@ -115,11 +115,11 @@ class Trainer:
             self._open.callback(self._close_loader)
             position = None if saved is None else saved["log"]
             self._log = self._open.enter_context(open_log(config, run, position, to_plain(config)))
+            run.note(parameters=self._agent.parameter_counts(), action_dim=setup.action_dim)
         except BaseException:
             self._open.close()
             raise
         self._update, self._updates, self._validate = compile_updates(setup)
-        run.note(parameters=self._agent.parameter_counts(), action_dim=setup.action_dim)
 
     # --- the loop ------------------------------------------------------------------------------------------------
 
