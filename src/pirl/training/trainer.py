@@ -58,7 +58,8 @@ def train(
     with open_run(begin) as run:
         try:
             setup = set_up(config, resumed=run if resume else None, progress=jax.process_index() == 0)
-            run.begin()
+            if not run.is_resumed:
+                run.begin()
             display = open_display(config, exp_name, run)
             with display, Trainer(setup, run, display) as trainer:
                 return trainer.run()
@@ -102,12 +103,14 @@ class Trainer:
             if self._practice is not None:
                 self._open.callback(self._practice.close)
             if is_new:
+                run.begin()
                 with self._compiling("the learner"):
                     self._agent = create_agent(setup)
             else:
                 saved = self._load()
-                self._go_on_from(saved)
                 refuse_other_data(config.data.repo_id, saved["data"], self._data_identity)
+                run.begin()
+                self._go_on_from(saved)
             self._remembered |= self._memory.take("learner")
             self._first_step, self._began_at = self._step, (self._step, self._clock())
             self._sampler_state = None if saved is None else saved["sampler"]
