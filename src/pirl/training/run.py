@@ -163,7 +163,7 @@ def _prepare(run: RunFiles, config: dict[str, Any], resume: bool, overwrite: boo
         metadata = _read_metadata(run)
         _refuse_other_config(run, _as_today(metadata["config"]), config)
         entry = {"time": now, "step": reached, "command": command, "versions": versions()}
-        return metadata | {"resumed": [*metadata["resumed"], entry], "config": config}
+        return metadata | {"resumed": [*metadata["resumed"], entry], "config": config, "stopped": False}
     if exists and not overwrite:
         raise ConfigError(
             f"{run.path} holds a run already, with checkpoints up to step {reached}: --resume goes on with it, "
