@@ -3,6 +3,7 @@
 import sys
 from types import SimpleNamespace
 
+import jax
 import pytest
 import yaml
 
@@ -228,6 +229,20 @@ def test_the_run_that_was_found_goes_on_wherever_it_was_begun(call, trained, dat
     assert call("train", "--exp-name", "x", "--resume") == (0, "", "")
     ((config, _),) = trained
     assert config == override_config(begun, {"runs_dir": "runs"})
+
+
+def test_a_device_without_room_is_answered_with_what_needs_less(call, data, monkeypatch):
+    def fail(*_, **__):
+        raise jax.errors.JaxRuntimeError(
+            "RESOURCE_EXHAUSTED: Out of memory while trying to allocate 12.5GiB.\nAllocator"
+        )
+
+    monkeypatch.setitem(sys.modules, "pirl.training.trainer", SimpleNamespace(train=fail))
+    code, _, err = call("train", "debug", "--exp-name", "x", "--data.repo-id", data)
+    assert code == 1
+    assert "error: a device has not enough memory: RESOURCE_EXHAUSTED: Out of memory while trying" in err
+    assert "--fsdp-devices" in err
+    assert "Allocator" not in err
 
 
 @pytest.mark.parametrize("name", ["fold[1]", "a*", "what?"])

@@ -401,7 +401,7 @@ def test_a_full_disk_is_reported_at_the_next_turn_and_costs_no_older_checkpoint(
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, limits)
         text = str(caught.value)
-        assert f"the checkpoint of step 2 could not be written in {run.checkpoints}: " in text
+        assert f"the checkpoint of step 2 could not be written in {run.checkpoints}: File too large. " in text
         assert "The newest that is whole is that of step 1." in text
         assert checkpoints.latest() == 1
         assert (run.policies / "2").exists() == (limit == 80_000)

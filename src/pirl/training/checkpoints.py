@@ -6,6 +6,8 @@ import functools
 import gc
 import logging
 import math
+import os
+import re
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -124,7 +126,7 @@ class Checkpoints:
             self._checkpointer.save(partials[0] / ARRAYS, args=ocp.args.PyTreeSave(nest(leaves)))
             writer.save_arrays(partials[1], self._policy_checkpointer)
         except Exception as error:
-            raise self._failure(step, partials, in_one_line(error)) from error
+            raise self._failure(step, partials, _reason(error)) from error
 
         def place_policy() -> None:
             writer.complete(partials[1])
@@ -155,7 +157,7 @@ class Checkpoints:
             return None
         except Exception as error:
             _logger.debug("the checkpoint of step %d failed", step, exc_info=True)
-            return in_one_line(error)
+            return _reason(error)
 
     def wait(self) -> None:
         """Until the last save is complete. Raises what went wrong in it; older checkpoints are still there then."""
@@ -260,6 +262,12 @@ class Checkpoints:
             f"the checkpoint of step {step} could not be written in {self._run.checkpoints}: {reason}. "
             f"{older}. See to the cause (a full disk, missing rights), then go on with --resume."
         )
+
+
+def _reason(error: Exception) -> str:
+    """Why it failed. What the system said, a full disk say, TensorStore tells after all that it had to do with it."""
+    code = re.search(r"os_error_code='(\d+)'", str(error))
+    return os.strerror(int(code[1])) if code else in_one_line(error)
 
 
 def read_state(

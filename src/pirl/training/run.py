@@ -51,7 +51,7 @@ FREE_ON_RESUME = (
     "health",
 )
 _SHOWN_DIFFERENCES = 20
-_ADVICE = "Free some space, or choose another place (--runs-dir)."
+_ADVICE = "See to the cause (a full disk, missing rights), or choose another place (--runs-dir)."
 _logger = logging.getLogger(__name__)
 
 

@@ -328,7 +328,7 @@ class Trainer:
             self._save()
         self._checkpoints.wait()
         self._run.note(stopped=self._is_interrupted)
-        self._display.say(closing_words(self._config, self._step, self._ending()))
+        self._display.say(closing_words(self._config, self._step, self._clock(), self._ending()))
         self._display.say(f"policy: {self._run.policies / str(self._checkpoints.latest())}")
 
     def _ending(self) -> Ending:
