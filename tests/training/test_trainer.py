@@ -241,6 +241,21 @@ def test_a_run_does_not_go_on_with_another_dataset(configure, tmp_path, monkeypa
     assert after == before, "nor said of it that is not so"
 
 
+def test_where_an_evaluation_fails_what_was_learned_is_saved_and_the_evaluation_owed(configure, tmp_path, monkeypatch):
+    def fail(*_, **__):
+        raise EnvError("the first 3 episodes were lost")
+
+    config = configure(steps=6, evaluation__every=5, checkpoints__best_metric=None, online__env_steps=0)
+    train(config, exp_name="reference")
+    with monkeypatch.context() as broken:
+        broken.setattr("pirl.training.trainer.measure_success_once", fail)
+        with pytest.raises(EnvError, match="were lost"):
+            train(config, exp_name="run")
+    assert read_state(tmp_path / "run", 5)
+    assert train(config, exp_name="run", resume=True) == 0
+    assert_same_run(tmp_path / "run", tmp_path / "reference", 6)
+
+
 def test_data_that_were_moved_are_known_by_what_is_in_them(configure, data, tmp_path):
     train(configure(steps=3, **PLAIN), exp_name="run")
     shutil.copytree(data, tmp_path / "moved")

@@ -11,7 +11,7 @@ import numpy as np
 
 from pirl.agents.base import Agent, Metrics
 from pirl.config import RLTrainConfig, format_config, to_plain
-from pirl.errors import TrainingError, UserError
+from pirl.errors import EnvError, TrainingError, UserError
 from pirl.training.checkpoints import Checkpoints
 from pirl.training.compiling import use_compilation_cache
 from pirl.training.display import Display, Stopwatch
@@ -362,6 +362,11 @@ class Trainer:
             except Interrupted:
                 self._is_interrupted = True
                 return None
+            except EnvError:
+                if self._line.count == 1:  # what was learned is kept, until the environment works again
+                    self._owes_evaluation = True
+                    self._save()
+                raise
         self._evaluated_step = self._step
         self._display.say(f"step {self._step}: {summary}")
         return values
