@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -166,6 +167,20 @@ def test_an_overwriting_that_was_killed_is_finished(finished, monkeypatch, flags
 
 
 # --- resuming ----------------------------------------------------------------------------------------------------
+
+
+def test_a_run_that_was_killed_as_it_was_given_up_leaves_its_name_free(tmp_path, monkeypatch):
+    def die(*_, **__):
+        raise KeyboardInterrupt
+
+    with open_run(tmp_path / "x") as run, monkeypatch.context() as killed:
+        run.tensorboard.mkdir()
+        killed.setattr(shutil, "rmtree", die)
+        with pytest.raises(KeyboardInterrupt):
+            run.abandon()
+    assert listing(tmp_path / "x") > {"lock", "tensorboard"}
+    open_run(tmp_path / "x").close()
+    assert listing(tmp_path / "x") == {"lock", "config.yaml", "metadata.json"}
 
 
 def test_nothing_cannot_be_resumed(tmp_path):

@@ -1,5 +1,6 @@
 """The run directory: everything one training run leaves behind, used by one process at a time."""
 
+import contextlib
 import fcntl
 import json
 import logging
@@ -130,6 +131,8 @@ class RunDirectory(RunFiles):
         kept = [self.states, self.bad_batches, self.replay]
         has_metrics = self.metrics_file.exists() and self.metrics_file.stat().st_size > 0
         if not self.is_resumed and not has_metrics and not any(place.exists() for place in kept):
+            with contextlib.suppress(OSError):
+                _clear(self)  # with its mark, should this be killed on the way
             shutil.rmtree(self.path, ignore_errors=True)
 
     def close(self) -> None:
@@ -240,7 +243,8 @@ def _read_metadata(run: RunFiles) -> dict[str, Any]:
 
 
 def _write_metadata(run: RunFiles, metadata: Mapping[str, Any]) -> None:
-    write_file(run.metadata_file, json.dumps(metadata, indent=2, default=str) + "\n")
+    # Lasting, as states are: without it nobody would know what they are of.
+    write_file(run.metadata_file, json.dumps(metadata, indent=2, default=str) + "\n", lasting=True)
 
 
 def _as_today(config: Mapping[str, Any]) -> Mapping[str, Any]:
