@@ -41,6 +41,21 @@ def test_a_full_disk_is_told_with_the_file_that_was_to_be_written(tmp_path, monk
     assert os.listdir(tmp_path) == []
 
 
+def test_what_is_to_last_is_on_the_disk_before_it_has_its_name(tmp_path, monkeypatch):
+    file, sync, seen = tmp_path / "notes.json", os.fsync, []
+
+    def look(number):
+        seen.append((Path(os.readlink(f"/proc/self/fd/{number}")).read_text(), file.exists()))
+        sync(number)
+
+    monkeypatch.setattr(os, "fsync", look)
+    write_file(file, "{}")
+    assert seen == []
+    file.unlink()
+    write_file(file, "{}", lasting=True)
+    assert seen == [("{}", False)]
+
+
 def test_a_line_that_does_not_fit_on_the_disk_is_not_begun(tmp_path, monkeypatch):
     file = tmp_path / "lines.jsonl"
     end_with(file, 0, b"first\n")

@@ -26,12 +26,17 @@ def expand_home(path: str | os.PathLike[str]) -> Path:
     return Path(expanded)
 
 
-def write_file(path: Path, content: bytes | str) -> None:
-    """Write a file in one step: whoever looks sees the old content or the new, never a part."""
+def write_file(path: Path, content: bytes | str, *, lasting: bool = False) -> None:
+    """Write a file in one step: whoever looks sees the old content or the new, never a part.
+
+    `lasting`: so it is if the power fails, too. This takes a moment, in which the disk has to write it.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.partial-{os.getpid()}-{secrets.token_hex(4)}")
     try:
         partial.write_bytes(content.encode() if isinstance(content, str) else content)
+        if lasting:
+            _sync(partial)
         os.replace(partial, path)
     except OSError as error:
         error.filename, error.filename2 = str(path), None  # a full disk names no file, others the partial one
@@ -85,10 +90,10 @@ def put_back(directory: Path) -> None:
     shutil.rmtree(_aside(directory), ignore_errors=True)
 
 
-def _sync(directory: Path) -> None:
-    """Let a new name outlive a power failure, where file systems can be asked to."""
+def _sync(path: Path) -> None:
+    """Let a file, or the names in a directory, outlive a power failure, where file systems can be asked to."""
     with contextlib.suppress(OSError):
-        opened = os.open(directory, os.O_RDONLY)
+        opened = os.open(path, os.O_RDONLY)
         try:
             os.fsync(opened)
         finally:

@@ -1,5 +1,6 @@
 """What lies where in the directory of a run, for all who write one or read it."""
 
+import json
 from pathlib import Path
 
 from pirl.errors import UserError
@@ -17,6 +18,14 @@ class RunFiles:
         return self.config_file.is_file() and self.metadata_file.is_file()
 
     @property
+    def was_stopped(self) -> bool:
+        """Whether it ended because somebody told it to: it has come no further than it had by then."""
+        try:
+            return bool(json.loads(self.metadata_file.read_text(encoding="utf-8"))["stopped"])
+        except (OSError, ValueError, KeyError, TypeError):  # earlier versions did not write it down
+            return False
+
+    @property
     def lock_file(self) -> Path:
         """Held by the process that uses the run, which says in it who it is."""
         return self.path / "lock"
@@ -28,7 +37,7 @@ class RunFiles:
 
     @property
     def metadata_file(self) -> Path:
-        """Versions, parameter counts, the command line, when it was begun and resumed."""
+        """Versions, parameter counts, the command line, when it was begun and resumed, whether it was stopped."""
         return self.path / "metadata.json"
 
     @property

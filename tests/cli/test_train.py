@@ -3,6 +3,7 @@
 import sys
 from types import SimpleNamespace
 
+import jax
 import pytest
 import yaml
 
@@ -218,6 +219,30 @@ def test_a_run_knows_by_itself_what_to_go_on_with(call, trained, data, tmp_path)
     ((config, rest),) = trained
     assert config == override_config(begun, {"runs_dir": "elsewhere"})
     assert rest["resume"]
+
+
+def test_the_run_that_was_found_goes_on_wherever_it_was_begun(call, trained, data, tmp_path):
+    begun = override_config(get_config("debug"), {"data.repo_id": data, "runs_dir": str(tmp_path / "before")})
+    for runs in ("before", "runs"):  # begun there, copied here
+        (tmp_path / runs / "x").mkdir(parents=True)
+        (tmp_path / runs / "x" / "config.yaml").write_text(format_config(begun))
+    assert call("train", "--exp-name", "x", "--resume") == (0, "", "")
+    ((config, _),) = trained
+    assert config == override_config(begun, {"runs_dir": "runs"})
+
+
+def test_a_device_without_room_is_answered_with_what_needs_less(call, data, monkeypatch):
+    def fail(*_, **__):
+        raise jax.errors.JaxRuntimeError(
+            "RESOURCE_EXHAUSTED: Out of memory while trying to allocate 12.5GiB.\nAllocator"
+        )
+
+    monkeypatch.setitem(sys.modules, "pirl.training.trainer", SimpleNamespace(train=fail))
+    code, _, err = call("train", "debug", "--exp-name", "x", "--data.repo-id", data)
+    assert code == 1
+    assert "error: a device has not enough memory: RESOURCE_EXHAUSTED: Out of memory while trying" in err
+    assert "--fsdp-devices" in err
+    assert "Allocator" not in err
 
 
 @pytest.mark.parametrize("name", ["fold[1]", "a*", "what?"])

@@ -50,7 +50,7 @@ def sound(tmp_path):
         ({"data.repo_id": None, "steps": 0, "online.prior_ratio": 0}, "--data.norm-stats checkpoint"),
         ({"steps": 0, "online.env_steps": 0}, "nothing would be learned"),
         ({"agent.learner": "bc"}, "online.env_steps = 40 is for ACRLPD: BC would clone what it does itself"),
-        ({"data.repo_id": "./nowhere"}, "there is no dataset directory ./nowhere"),
+        ({"data.repo_id": "./nowhere"}, "/nowhere; one on the hub is called NAME/DATASET"),
         ({"from_scratch": False}, "for this small model the run of a preset that clones, such as demo_bc"),
         ({"from_scratch": False, "model.preset": "pi0_base"}, "gs://openpi-assets/checkpoints/pi0_base"),
         ({"from_scratch": False, "model.preset": "pi05_base"}, "gs://openpi-assets/checkpoints/pi05_base"),

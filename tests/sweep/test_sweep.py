@@ -151,6 +151,15 @@ def test_a_run_without_the_metric_says_what_it_has(tmp_path):
         measure(tmp_path, "eval/success")
 
 
+def test_a_run_that_was_stopped_on_the_way_is_not_taken_for_one_that_came_to_its_rung(tmp_path):
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1, "eval/success": 0.5}\n')
+    (tmp_path / "metadata.json").write_text('{"stopped": true}')
+    with pytest.raises(DataError, match="was stopped before it came to its end"):
+        measure(tmp_path, "eval/success")
+    (tmp_path / "metadata.json").write_text('{"stopped": false}')
+    assert measure(tmp_path, "eval/success") == Measurement(0.5)
+
+
 def test_an_interval_is_that_of_the_value(tmp_path):
     lines = [
         {"step": 1, "eval/success": 0.5, "eval/success_low": 0.4, "eval/success_high": 0.6},

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -168,6 +169,20 @@ def test_an_overwriting_that_was_killed_is_finished(finished, monkeypatch, flags
 # --- resuming ----------------------------------------------------------------------------------------------------
 
 
+def test_a_run_that_was_killed_as_it_was_given_up_leaves_its_name_free(tmp_path, monkeypatch):
+    def die(*_, **__):
+        raise KeyboardInterrupt
+
+    with open_run(tmp_path / "x") as run, monkeypatch.context() as killed:
+        run.tensorboard.mkdir()
+        killed.setattr(shutil, "rmtree", die)
+        with pytest.raises(KeyboardInterrupt):
+            run.abandon()
+    assert listing(tmp_path / "x") > {"lock", "tensorboard"}
+    open_run(tmp_path / "x").close()
+    assert listing(tmp_path / "x") == {"lock", "config.yaml", "metadata.json"}
+
+
 def test_nothing_cannot_be_resumed(tmp_path):
     with pytest.raises(ConfigError, match="nothing to resume"):
         open_run(tmp_path / "typo", resume=True)
@@ -176,9 +191,11 @@ def test_nothing_cannot_be_resumed(tmp_path):
 
 def test_resuming_is_noted_and_keeps_what_is_there(finished):
     with open_run(finished, resume=True) as run:
+        run.begin()
         run.note(parameters={"policy": 3})
     before = listing(finished)
     with open_run(finished, resume=True) as run:
+        run.begin()
         assert run.metadata["parameters"] == {"policy": 3}
     assert listing(finished) == before
     metadata = json.loads((finished / "metadata.json").read_text())
@@ -217,7 +234,7 @@ def changed(path, value):
         ("seed", 1, "seed: 0 in the run, 1 now"),
         ("agent.discount", 0.9, "agent.discount: 0.99 in the run, 0.9 now"),
         ("agent.optimiser.betas", [0.9, 0.999], r"agent.optimiser.betas: \[0.9, 0.95\] in the run, \[0.9, 0.999\] now"),
-        ("data.repo_id", "me/towel", 'data.repo_id: "me/fold_box" in the run, "me/towel" now'),
+        ("data.robot", "droid", 'data.robot: absent in the run, "droid" now'),
         ("evaluation.episodes", 10, "evaluation.episodes: 200 in the run, 10 now"),
         ("env", {"name": "sort"}, "env: null in the run, absent now\n.*env.name: absent in the run, \"sort\" now"),
         ("loggings", 1, "loggings: absent in the run, 1 now"),
@@ -245,10 +262,14 @@ def test_a_config_that_does_not_fit_is_refused_field_by_field(finished, field, v
         ("stopping.metric", "loss"),
         ("data.prefetch", 8),
         ("runs_dir", "elsewhere"),
+        ("data.repo_id", "elsewhere/fold_box"),
     ],
 )
 def test_what_changes_no_update_may_change(finished, field, value):
-    open_run(finished, changed(field, value), resume=True, config_text="new\n").close()
+    before = (finished / "metadata.json").read_bytes()
+    with open_run(finished, changed(field, value), resume=True, config_text="new\n") as run:
+        assert (finished / "metadata.json").read_bytes() == before, "until it is known that it can go on"
+        run.begin()
     assert (finished / "config.yaml").read_text() == "new\n"
     open_run(finished, changed(field, value), resume=True).close()
 

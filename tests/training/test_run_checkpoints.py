@@ -1,6 +1,7 @@
 """A run comes back bit for bit from its newest whole checkpoint, whatever happened while it was written."""
 
 import dataclasses
+import errno
 import gc
 import json
 import logging
@@ -400,7 +401,7 @@ def test_a_full_disk_is_reported_at_the_next_turn_and_costs_no_older_checkpoint(
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, limits)
         text = str(caught.value)
-        assert f"the checkpoint of step 2 could not be written in {run.checkpoints}: " in text
+        assert f"the checkpoint of step 2 could not be written in {run.checkpoints}: File too large. " in text
         assert "The newest that is whole is that of step 1." in text
         assert checkpoints.latest() == 1
         assert (run.policies / "2").exists() == (limit == 80_000)
@@ -439,6 +440,36 @@ def test_a_failed_save_does_not_hide_what_ended_the_run(run, caplog, monkeypatch
     with pytest.raises(ZeroDivisionError):
         train()
     assert "step 1 could not be written" in caplog.text
+
+
+def test_where_states_were_deleted_nothing_begins_anew_in_the_place_of_the_policies(run):
+    with Checkpoints(run, CheckpointConfig()) as checkpoints:
+        save(checkpoints, 5)
+    shutil.rmtree(run.states)
+    with pytest.raises(
+        CheckpointError, match="policies up to step 5, but .* has no state .*--checkpoint .*--overwrite"
+    ):
+        Checkpoints(run, CheckpointConfig())
+    assert saved_steps(run.policies) == [5]
+
+
+@pytest.mark.parametrize("by", ["kill", "full disk"])
+def test_a_first_policy_whose_state_did_not_follow_is_in_nobodys_way(run, by, monkeypatch):
+    def fail(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    checkpoints = Checkpoints(run, CheckpointConfig())
+    monkeypatch.setattr("pirl.training.checkpoints.write_record", fail)
+    if by == "kill":
+        monkeypatch.setattr(checkpoints, "_failure", lambda step, partials, reason: CheckpointError(reason))
+    save(checkpoints, 5)
+    with pytest.raises(CheckpointError, match="No space left"):
+        checkpoints.wait()
+    checkpoints.close()
+    assert saved_steps(run.policies) == ([5] if by == "kill" else [])
+    with Checkpoints(run, CheckpointConfig()) as checkpoints:
+        assert checkpoints.latest() is None
+    assert saved_steps(run.policies) == []
 
 
 # --- kill -9 -----------------------------------------------------------------------------------------------------

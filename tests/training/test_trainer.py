@@ -3,6 +3,8 @@
 import dataclasses
 import json
 import os
+import shutil
+import signal
 import threading
 import time
 
@@ -14,9 +16,11 @@ from pirl.data import ChunkSampler
 from pirl.envs.planner import find_policy
 from pirl.errors import ConfigError, DataError, EnvError, TrainingError, UserError
 from pirl.interop import open_checkpoint
+from pirl.run_files import RunFiles
+from pirl.training.acting import StoppablePlanner
 from pirl.training.health import Health
 from pirl.training.online import OnlinePractice
-from pirl.training.setup import data_identity, set_up
+from pirl.training.setup import data_identity, refuse_other_data, set_up
 from pirl.training.trainer import train
 
 pytestmark = pytest.mark.usefixtures("toy")
@@ -229,9 +233,80 @@ def test_a_run_does_not_go_on_with_another_dataset(configure, tmp_path, monkeypa
     train(configure(steps=4, checkpoints__every=2, **PLAIN), exp_name="run")
     other = {"episodes": 20, "frames": 1, "content": "another"}
     monkeypatch.setattr("pirl.training.trainer.data_identity", lambda setup: other)
+    before = [(tmp_path / "run" / name).read_bytes() for name in ("config.yaml", "metadata.json")]
     with pytest.raises(DataError, match="not the dataset that this run began with: it had 20 episodes"):
         train(configure(steps=6, checkpoints__every=2, **PLAIN), exp_name="run", resume=True)
     assert read_state(tmp_path / "run", 4), "and nothing is lost"
+    after = [(tmp_path / "run" / name).read_bytes() for name in ("config.yaml", "metadata.json")]
+    assert after == before, "nor said of it that is not so"
+
+
+def test_where_an_evaluation_fails_what_was_learned_is_saved_and_the_evaluation_owed(configure, tmp_path, monkeypatch):
+    def fail(*_, **__):
+        raise EnvError("the first 3 episodes were lost")
+
+    config = configure(steps=6, evaluation__every=5, checkpoints__best_metric=None, online__env_steps=0)
+    train(config, exp_name="reference")
+    with monkeypatch.context() as broken:
+        broken.setattr("pirl.training.trainer.measure_success_once", fail)
+        with pytest.raises(EnvError, match="were lost"):
+            train(config, exp_name="run")
+    assert read_state(tmp_path / "run", 5)
+    assert train(config, exp_name="run", resume=True) == 0
+    assert_same_run(tmp_path / "run", tmp_path / "reference", 6)
+
+
+def test_data_that_were_moved_are_known_by_what_is_in_them(configure, data, tmp_path):
+    train(configure(steps=3, **PLAIN), exp_name="run")
+    shutil.copytree(data, tmp_path / "moved")
+    train(configure(steps=5, **PLAIN, data__repo_id=str(tmp_path / "moved")), exp_name="run", resume=True)
+    assert max(values_of(tmp_path / "run", "loss")) == 5
+
+
+def test_data_do_not_come_or_go_while_a_run_goes_on():
+    known = {"episodes": 2, "frames": 9, "content": "a", "prompts": "b"}
+    refuse_other_data("x", None, None)
+    refuse_other_data("x", {"episodes": 2, "frames": 9, "content": "a"}, known)  # as earlier versions wrote it
+    with pytest.raises(
+        DataError, match="this run began with a dataset, and has none now: leave it as it was, or begin"
+    ):
+        refuse_other_data(None, known, None)
+    with pytest.raises(DataError, match="this run began with no dataset, and has x now"):
+        refuse_other_data("x", None, known)
+    with pytest.raises(DataError, match="labels or prompts"):
+        refuse_other_data("x", {**known, "prompts": "c"}, known)
+
+
+@pytest.mark.parametrize(
+    ("changes", "step"),
+    [
+        ({"steps": 12}, 4),  # to be saved when it is measured
+        ({"steps": 12, "checkpoints__every": 8, "checkpoints__best_metric": None}, 4),  # not to be saved then
+        ({"steps": 8, "logging__every": 3}, 8),  # the last update, which is logged after it
+        ({"steps": 10}, 10),  # the end, whatever the interval
+    ],
+)
+def test_a_stop_in_the_middle_of_an_evaluation_saves_what_was_learned(configure, tmp_path, monkeypatch, changes, step):
+    every = {"evaluation__every": 4, "validation_every": 4, "checkpoints__every": 4, "online__env_steps": 0}
+    config, run, plan = configure(**{**every, **changes}), tmp_path / "run", StoppablePlanner.plan
+    train(config, exp_name="reference")
+
+    def plan_until_stopped(self, *given):
+        if len(list(run.glob("evaluations/*.json"))) == (step - 1) // 4:
+            signal.raise_signal(signal.SIGTERM)
+        return plan(self, *given)
+
+    with monkeypatch.context() as stopped:
+        stopped.setattr(StoppablePlanner, "plan", plan_until_stopped)
+        assert train(config, exp_name="run") == 0
+    assert (run / "checkpoints" / "state" / str(step)).is_dir()
+    assert not (run / "evaluations" / f"{step}.json").exists()
+    assert RunFiles(run).was_stopped
+    assert train(config, exp_name="run", resume=True) == 0
+    assert not RunFiles(run).was_stopped
+    assert_same_run(run, tmp_path / "reference", changes["steps"])
+    best = [tmp_path / name / "checkpoints" / "best.json" for name in ("run", "reference")]
+    assert not best[1].exists() or best[0].read_text() == best[1].read_text()
 
 
 def test_the_identity_of_data_follows_its_values(configure):

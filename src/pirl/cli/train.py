@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from pirl.cli.configured import Configured, checked_name
 from pirl.cli.console import optional
-from pirl.errors import ConfigError, did_you_mean
+from pirl.errors import ConfigError, TrainingError, did_you_mean, in_one_line
 from pirl.files import expand_home
 from pirl.run_files import RunFiles, runs_in
 
@@ -65,19 +65,40 @@ class Train(Configured):
         from pirl.config import check_config
 
         check_config(config, device_count=jax.device_count(), process_count=jax.process_count(), resume=self.resume)
-        if self.dry_run:
-            from pirl.training.dry_run import dry_run
+        try:
+            if self.dry_run:
+                from pirl.training.dry_run import dry_run
 
-            return dry_run(config)
-        from pirl.training.trainer import train
+                return dry_run(config)
+            from pirl.training.trainer import train
 
-        return train(config, exp_name=name, resume=self.resume, overwrite=self.overwrite)
+            return train(config, exp_name=name, resume=self.resume, overwrite=self.overwrite)
+        except jax.errors.JaxRuntimeError as error:
+            if "RESOURCE_EXHAUSTED" not in str(error):
+                raise
+            raise TrainingError(
+                f"a device has not enough memory: {in_one_line(error)}. Less is needed with more --fsdp-devices or with "
+                "--model.remat full, which a run can also be resumed with; with a smaller --batch-size, or more "
+                "--agent.accumulation-steps, it is another run. `pirl plan` says beforehand what fits."
+            ) from error
+
+    def resolve(self) -> "RLTrainConfig":
+        """The configuration that is meant; of a run that says itself what it is, where it was found."""
+        config = super().resolve()
+        if self.preset is None and self.config_file is None:
+            # It may have been begun elsewhere, where another run may be by now: the one that was looked at goes on.
+            config = dataclasses.replace(config, runs_dir=self._runs_dir())
+        return config
+
+    def _runs_dir(self) -> Path:
+        """Where runs are looked for by name alone."""
+        return Path(dict(self.settings).get("runs_dir", "runs"))
 
     def own_config(self) -> Path | None:
         """What a run that is resumed was begun with."""
         if not self.resume or self.exp_name is None:
             return None
-        runs = expand_home(dict(self.settings).get("runs_dir", "runs"))
+        runs = expand_home(self._runs_dir())
         file = RunFiles(runs / self.exp_name).config_file
         if not file.is_file():
             question = did_you_mean(self.exp_name, [run.name for run in runs_in(runs)])

@@ -148,7 +148,8 @@ def _phases(config: RLTrainConfig) -> Iterator[str]:
     if data.repo_id is None:
         yield from _without_data(config)
     elif not expand_home(data.repo_id).is_dir() and not is_hub_id(data.repo_id):
-        yield f"data.repo_id: there is no dataset directory {data.repo_id}; one on the hub is called NAME/DATASET."
+        place = expand_home(data.repo_id).absolute()
+        yield f"data.repo_id: there is no dataset directory {place}; one on the hub is called NAME/DATASET."
     if isinstance(config.agent, BCConfig) and online.env_steps:
         yield (
             f"online.env_steps = {online.env_steps} is for ACRLPD: BC would clone what it does itself, failures as well. "

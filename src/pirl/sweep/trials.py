@@ -9,6 +9,7 @@ import numpy as np
 
 from pirl.errors import DataError
 from pirl.report import Run, read_run
+from pirl.run_files import RunFiles
 from pirl.sweep.halving import Mode
 
 State = Literal["running", "pruned", "complete", "failed"]
@@ -93,7 +94,9 @@ def is_share(metric: str) -> bool:
 
 
 def measure(directory: Path, metric: str) -> Measurement:
-    """The last value of a metric in a run directory."""
+    """The last value of a metric in a run directory; of one that was stopped on the way it would be of too early."""
+    if RunFiles(directory).was_stopped:
+        raise DataError(f"{directory} was stopped before it came to its end.")
     run = read_run(directory)
     found = _last(run, metric)
     if found is None:

@@ -1,17 +1,19 @@
 """Learners in environments: how they act, and whose success is measured."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, TypeGuard
 
 import jax
-from jaxtyping import Float, Key
+import numpy as np
+from jaxtyping import Float, Float32, Key
 
 from pirl.agents.base import Agent
 from pirl.agents.ript import RIPTAgent
 from pirl.config import RLTrainConfig
 from pirl.data import PolicyIO
-from pirl.envs.planner import Act, ChunkPlanner, PolicyPlanner
+from pirl.envs.base import EnvObservation
+from pirl.envs.planner import Act, ChunkPlanner, Planner, PolicyPlanner
 from pirl.envs.pools import EnvPool
 from pirl.models import GuidedObservation, Observation
 from pirl.models.types import Array
@@ -24,20 +26,12 @@ def agent_planner(agent: Agent, policy_io: PolicyIO, pool: EnvPool) -> ChunkPlan
     return ChunkPlanner(partial(_act, agent), policy_io, batch_size=_batch_size(pool), guided=_is_guided(agent))
 
 
-def practice_planner(
-    agent: Agent, policy_io: PolicyIO, pool: EnvPool, is_stopped: Callable[[], bool] = lambda: False
-) -> ChunkPlanner:
-    """The learner as it acts where it learns from what it does, until somebody says stop (`Interrupted`)."""
+def practice_planner(agent: Agent, policy_io: PolicyIO, pool: EnvPool) -> ChunkPlanner:
+    """The learner as it acts where it learns from what it does."""
     act: Act = partial(_practise, agent) if isinstance(agent, RIPTAgent) else partial(_act, agent)
-
-    def act_unless_stopped(observation: Any, keys: Key[Array, " b"]) -> Float[Array, "b horizon action_dim"]:
-        if is_stopped():
-            raise Interrupted
-        return act(observation, keys)
-
     # Before the first update the indicator means nothing to the policy.
     guided = _is_guided(agent) and agent.config.practice_guidance > 0 and int(agent.step) > 0
-    return ChunkPlanner(act_unless_stopped, policy_io, batch_size=_batch_size(pool), guided=guided)
+    return ChunkPlanner(act, policy_io, batch_size=_batch_size(pool), guided=guided)
 
 
 def evaluated_planner(agent: Agent, policy_io: PolicyIO, pool: EnvPool, config: RLTrainConfig) -> ChunkPlanner:
@@ -53,6 +47,22 @@ def evaluated_planner(agent: Agent, policy_io: PolicyIO, pool: EnvPool, config: 
         num_steps=config.agent.denoising_steps,
         guidance=guidance,
     )
+
+
+class StoppablePlanner:
+    """A planner that plans until somebody says stop; then it raises `Interrupted`."""
+
+    def __init__(self, planner: Planner, is_stopped: Callable[[], bool]) -> None:
+        self.horizon = planner.horizon
+        self._planner, self._is_stopped = planner, is_stopped
+
+    def plan(
+        self, observations: EnvObservation, prompts: Sequence[str], seeds: Sequence[int], steps: Sequence[int]
+    ) -> Float32[np.ndarray, "n horizon action_dim"]:
+        """As the planner plans."""
+        if self._is_stopped():
+            raise Interrupted
+        return self._planner.plan(observations, prompts, seeds, steps)
 
 
 def acting_copy(agent: Agent) -> Agent:

@@ -6,6 +6,8 @@ import functools
 import gc
 import logging
 import math
+import os
+import re
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -39,7 +41,15 @@ from pirl.training.records import (
     read_record,
     write_record,
 )
-from pirl.training.retention import discard_after, is_within_iteration, make_room, record_best, sweep
+from pirl.training.retention import (
+    discard_after,
+    discard_early,
+    is_within_iteration,
+    make_room,
+    record_best,
+    refuse_without_states,
+    sweep,
+)
 from pirl.training.run import RunDirectory
 
 _PATIENCE = 7 * 24 * 3600  # seconds
@@ -65,8 +75,8 @@ class Checkpoints:
         self._config = config
         self._line, self._background_line = Exchange("checkpoints"), Exchange("checkpoints-background")
         if self._line.is_first:
-            for directory in (run.states, run.policies):
-                sweep(directory)
+            sweep(run)
+            refuse_without_states(run)
             record_best(run, config)
         self._line.meet()  # nobody looks before it is swept
         self._quiet = contextlib.ExitStack()
@@ -116,7 +126,7 @@ class Checkpoints:
             self._checkpointer.save(partials[0] / ARRAYS, args=ocp.args.PyTreeSave(nest(leaves)))
             writer.save_arrays(partials[1], self._policy_checkpointer)
         except Exception as error:
-            raise self._failure(step, partials, in_one_line(error)) from error
+            raise self._failure(step, partials, _reason(error)) from error
 
         def place_policy() -> None:
             writer.complete(partials[1])
@@ -147,7 +157,7 @@ class Checkpoints:
             return None
         except Exception as error:
             _logger.debug("the checkpoint of step %d failed", step, exc_info=True)
-            return in_one_line(error)
+            return _reason(error)
 
     def wait(self) -> None:
         """Until the last save is complete. Raises what went wrong in it; older checkpoints are still there then."""
@@ -243,12 +253,21 @@ class Checkpoints:
         gc.collect()
         for partial in partials:
             remove_directory(partial)
+        if self._line.is_first:
+            with contextlib.suppress(OSError):  # why the save failed matters more
+                discard_early(self._run, str(step))
         saved = saved_steps(self._run.states)  # asking nobody: the others may not have failed
         older = f"The newest that is whole is that of step {saved[-1]}" if saved else "There is no other one"
         return CheckpointError(
             f"the checkpoint of step {step} could not be written in {self._run.checkpoints}: {reason}. "
             f"{older}. See to the cause (a full disk, missing rights), then go on with --resume."
         )
+
+
+def _reason(error: Exception) -> str:
+    """Why it failed. What the system said, a full disk say, TensorStore tells after all that it had to do with it."""
+    code = re.search(r"os_error_code='(\d+)'", str(error))
+    return os.strerror(int(code[1])) if code else in_one_line(error)
 
 
 def read_state(

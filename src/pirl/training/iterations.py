@@ -16,7 +16,7 @@ from pirl.envs.groups import Group, GroupedRollouts, roll_out_groups
 from pirl.envs.pools import EnvPool
 from pirl.envs.rollouts import Rollout, roll_out
 from pirl.errors import TrainingError
-from pirl.training.acting import practice_planner
+from pirl.training.acting import StoppablePlanner, practice_planner
 from pirl.training.drift import DriftProbe
 from pirl.training.iteration_table import header, row
 from pirl.training.practice import Interrupted, Told
@@ -104,6 +104,7 @@ class Iterations:
         config, number = self._config, self._counts["rounds"] + 1
         recorded = None if self._dataset is None else self._dataset.episodes
         films = self._films if self._films is not None and number % config.videos_every == 0 else None
+        planner = practice_planner(agent, self._setup.policy_io, self._pool)
 
         def take(rollout: Rollout) -> None:
             if self._dataset is not None:
@@ -114,7 +115,7 @@ class Iterations:
         try:
             found = roll_out_groups(
                 self._pool,
-                practice_planner(agent, self._setup.policy_io, self._pool, is_stopped),
+                StoppablePlanner(planner, is_stopped),
                 self._curriculum.contexts(number + self._branch() * _BRANCHES_APART),
                 attempts=config.attempts,
                 groups=config.groups,

@@ -1,6 +1,7 @@
 """How good a learner is: its losses on what was held out, and its success in the environment."""
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -14,7 +15,7 @@ from pirl.envs.pools import EnvPool
 from pirl.envs.rollouts import make_starts
 from pirl.envs.video import write_films
 from pirl.files import write_file
-from pirl.training.acting import acting_copy, evaluated_planner
+from pirl.training.acting import StoppablePlanner, acting_copy, evaluated_planner
 from pirl.training.exchange import Exchange
 from pirl.training.run import RunDirectory
 from pirl.training.setup import Setup
@@ -42,28 +43,43 @@ def _mean(values: list[Any]) -> float:
 
 
 def measure_success_once(
-    setup: Setup, agent: Agent, pool: EnvPool | None, run: RunDirectory, step: int, line: Exchange
+    setup: Setup,
+    agent: Agent,
+    pool: EnvPool | None,
+    run: RunDirectory,
+    step: int,
+    line: Exchange,
+    is_stopped: Callable[[], bool] = lambda: False,
 ) -> tuple[dict[str, Number], str]:
-    """The same for all hosts: the first one measures it."""
+    """The same for all hosts: the first one measures it, where there are others to the end."""
     here = acting_copy(agent)
+    is_stopped = is_stopped if line.count == 1 else lambda: False
 
     def measure() -> tuple[dict[str, Number], str]:
         assert pool is not None
-        return measure_success(setup, here, pool, run, step)
+        return measure_success(setup, here, pool, run, step, is_stopped)
 
     values, summary = line.share(measure)
     return values, summary
 
 
 def measure_success(
-    setup: Setup, agent: Agent, pool: EnvPool, run: RunDirectory, step: int
+    setup: Setup,
+    agent: Agent,
+    pool: EnvPool,
+    run: RunDirectory,
+    step: int,
+    is_stopped: Callable[[], bool] = lambda: False,
 ) -> tuple[dict[str, Number], str]:
-    """The success from the same starts as ever, and a sentence about it. Every episode is written into the run."""
+    """The success from the same starts as ever, and a sentence about it. Every episode is written into the run.
+
+    Raises `Interrupted` if it is stopped meanwhile; nothing is written then.
+    """
     config = setup.config.evaluation
     planner = evaluated_planner(agent, setup.policy_io, pool, setup.config)
     result = evaluate(
         pool,
-        planner,
+        StoppablePlanner(planner, is_stopped),
         make_starts(pool.description, config.episodes, config.seed),
         execute_steps=config.execute_steps,
         settings={"step": step, "denoising_steps": setup.config.agent.denoising_steps, **to_plain(config)},

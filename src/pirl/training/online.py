@@ -15,7 +15,7 @@ from pirl.data.robots import Robot
 from pirl.envs.pools import EnvPool
 from pirl.envs.rollouts import Rollout, make_starts, roll_out
 from pirl.errors import EnvError
-from pirl.training.acting import practice_planner
+from pirl.training.acting import StoppablePlanner, practice_planner
 from pirl.training.practice import Told
 from pirl.training.writers import Number
 
@@ -76,7 +76,7 @@ class OnlinePractice:
     def collect(self, agent: Agent, is_stopped: Callable[[], bool] = lambda: False) -> Told:
         """One round of episodes."""
         assert self._pool is not None
-        planner = practice_planner(agent, self._policy_io, self._pool, is_stopped)
+        planner = StoppablePlanner(practice_planner(agent, self._policy_io, self._pool), is_stopped)
         count, first = self._config.episodes_per_round, self._counts["rounds"] * self._config.episodes_per_round
         starts = make_starts(self._pool.description, first + count, self._config.seed)[first:]
         rollouts = list(roll_out(self._pool, planner, starts, execute_steps=self._execute_steps, keep_images=True))

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from pirl.config import CheckpointConfig
+from pirl.errors import CheckpointError
 from pirl.files import put_back, write_file
 from pirl.interop.reading import DESCRIPTION_FILE
 from pirl.run_files import saved_steps
@@ -76,13 +77,30 @@ def discard_after(run: RunDirectory, step: int) -> None:
             _discard(run.policies / str(saved))
 
 
-def sweep(directory: Path) -> None:
+def sweep(run: RunDirectory) -> None:
     """Remove what a process that died left behind, and put back what it had only put aside."""
-    for entry in list(directory.glob(".*")):
-        if entry.name.endswith(".replaced"):
-            put_back(directory / entry.name.removeprefix(".").removesuffix(".replaced"))
-        else:
-            shutil.rmtree(entry, ignore_errors=True)
+    for entry in [*run.states.glob(".*.replaced"), *run.policies.glob(".*.replaced")]:
+        put_back(entry.with_name(entry.name.removeprefix(".").removesuffix(".replaced")))
+    for entry in run.states.glob(".*.partial"):
+        discard_early(run, entry.name.removeprefix(".").removesuffix(".partial"))
+    for entry in [*run.states.glob(".*"), *run.policies.glob(".*")]:
+        shutil.rmtree(entry, ignore_errors=True)
+
+
+def discard_early(run: RunDirectory, step: str) -> None:
+    """Delete the first policy of a run if its state did not follow: so where there are policies, states were, too."""
+    if not saved_steps(run.states) and (run.policies / step).is_dir():
+        _discard(run.policies / step)
+
+
+def refuse_without_states(run: RunDirectory) -> None:
+    """Raise if there is nothing to go on from where there was once: a run that begins again takes the place of all."""
+    if not saved_steps(run.states) and (policies := saved_steps(run.policies)):
+        raise CheckpointError(
+            f"{run.policies} has policies up to step {policies[-1]}, but {run.states} has no state to go on from: put "
+            "one back from a copy, or begin another run (--exp-name) from the policy of this one (--checkpoint "
+            f"{run.path}). To begin this one again, and lose them, give --overwrite."
+        )
 
 
 def _discard(directory: Path) -> None:

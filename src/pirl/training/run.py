@@ -1,5 +1,6 @@
 """The run directory: everything one training run leaves behind, used by one process at a time."""
 
+import contextlib
 import fcntl
 import json
 import logging
@@ -23,13 +24,14 @@ from pirl.run_files import RunFiles, saved_steps
 # Says that what is in the directory is being deleted, so that a process that died on the way is known by it.
 OVERWRITING_FILE = "overwriting"
 # Dotted names, with all that is below them, that may be another when a run is resumed. None of them changes what a sound
-# update computes: what it began with, how long it goes on, where it computes, what is watched, kept and written, and when
-# it gives up.
+# update computes: what it began with, where its data lie (what they are is looked at: `refuse_other_data`), how long it
+# goes on, where it computes, what is watched, kept and written, and when it gives up.
 FREE_ON_RESUME = (
     "name",
     "runs_dir",
     "checkpoint",
     "from_scratch",
+    "data.repo_id",
     "steps",
     "online.env_steps",
     "rollout.iterations",
@@ -50,7 +52,7 @@ FREE_ON_RESUME = (
     "health",
 )
 _SHOWN_DIFFERENCES = 20
-_ADVICE = "Free some space, or choose another place (--runs-dir)."
+_ADVICE = "See to the cause (a full disk, missing rights), or choose another place (--runs-dir)."
 _logger = logging.getLogger(__name__)
 
 
@@ -70,7 +72,7 @@ class RunDirectory(RunFiles):
     ) -> "RunDirectory":
         """Begin a run, or open one again to go on with it. `config` as plain data; `config_text` becomes config.yaml.
 
-        A run that is to be overwritten is there until `begin`.
+        A run that is there, to be gone on with or to be overwritten, stays as it is until `begin`.
         """
         if resume and overwrite:
             raise ConfigError("--resume goes on with a run and --overwrite deletes it: give one of them.")
@@ -88,7 +90,7 @@ class RunDirectory(RunFiles):
             with writing("the run", path, _ADVICE):
                 metadata = _prepare(files, plain, resume, overwrite)
                 run = cls(path, lock, metadata, config_text)
-                if metadata["resumed"] or not _holds_run(files):
+                if not _holds_run(files):
                     run.begin()
                 return run
         except BaseException:
@@ -96,15 +98,20 @@ class RunDirectory(RunFiles):
             raise
 
     def begin(self) -> None:
-        """Delete the run whose place this one takes, if there is one, now that this one is known to be able to begin."""
+        """Now that it is known to be able to: take the place of the run that is there, or note that it goes on."""
         if self._config_text is None:
             return
         with writing("the run", self.path, _ADVICE):
-            if not self._metadata["resumed"]:
+            if not self.is_resumed:
                 _clear(self)
             write_file(self.config_file, self._config_text)
             _write_metadata(self, self._metadata)  # last: it is what makes the directory a run
         self._config_text = None
+
+    @property
+    def is_resumed(self) -> bool:
+        """Whether it goes on with a run that was begun before."""
+        return bool(self._metadata["resumed"])
 
     @property
     def metadata(self) -> dict[str, Any]:
@@ -123,7 +130,9 @@ class RunDirectory(RunFiles):
             return  # what is there is the run whose place it would have taken
         kept = [self.states, self.bad_batches, self.replay]
         has_metrics = self.metrics_file.exists() and self.metrics_file.stat().st_size > 0
-        if not self._metadata["resumed"] and not has_metrics and not any(place.exists() for place in kept):
+        if not self.is_resumed and not has_metrics and not any(place.exists() for place in kept):
+            with contextlib.suppress(OSError):
+                _clear(self)  # with its mark, should this be killed on the way
             shutil.rmtree(self.path, ignore_errors=True)
 
     def close(self) -> None:
@@ -157,7 +166,7 @@ def _prepare(run: RunFiles, config: dict[str, Any], resume: bool, overwrite: boo
         metadata = _read_metadata(run)
         _refuse_other_config(run, _as_today(metadata["config"]), config)
         entry = {"time": now, "step": reached, "command": command, "versions": versions()}
-        return metadata | {"resumed": [*metadata["resumed"], entry], "config": config}
+        return metadata | {"resumed": [*metadata["resumed"], entry], "config": config, "stopped": False}
     if exists and not overwrite:
         raise ConfigError(
             f"{run.path} holds a run already, with checkpoints up to step {reached}: --resume goes on with it, "
@@ -234,7 +243,8 @@ def _read_metadata(run: RunFiles) -> dict[str, Any]:
 
 
 def _write_metadata(run: RunFiles, metadata: Mapping[str, Any]) -> None:
-    write_file(run.metadata_file, json.dumps(metadata, indent=2, default=str) + "\n")
+    # Lasting, as states are: without it nobody would know what they are of.
+    write_file(run.metadata_file, json.dumps(metadata, indent=2, default=str) + "\n", lasting=True)
 
 
 def _as_today(config: Mapping[str, Any]) -> Mapping[str, Any]:

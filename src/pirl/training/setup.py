@@ -167,17 +167,29 @@ def data_identity(setup: Setup) -> dict[str, Any] | None:
     digest = hashlib.blake2b(digest_size=16)
     for array in (data.states, data.actions, data.rewards, data.terminals, data.ends, data.success):
         digest.update(np.ascontiguousarray(array).tobytes())
-    return {"episodes": len(data.ends), "frames": len(data.rewards), "content": digest.hexdigest()}
+    asked = hashlib.blake2b("\0".join(data.prompts).encode(), digest_size=16)
+    asked.update(np.ascontiguousarray(data.prompt_of_row).tobytes())
+    return {
+        "episodes": len(data.ends),
+        "frames": len(data.rewards),
+        "content": digest.hexdigest(),
+        "prompts": asked.hexdigest(),
+    }
 
 
 def refuse_other_data(name: str | None, before: dict[str, Any] | None, now: dict[str, Any] | None) -> None:
-    """Raise if the data are not those that a run began with, by their identities."""
-    if before is not None and now is not None and now != before:
+    """Raise if the data are not those that a run began with, by their identities; earlier versions knew less of them."""
+    advice = "or begin another run (--exp-name) from the policy of this one (--checkpoint)."
+    if before is None or now is None:
+        if before is not now:
+            had, has = ("a", "none") if now is None else ("no", f"{name}")
+            raise DataError(f"this run began with {had} dataset, and has {has} now: leave it as it was, {advice}")
+        return
+    if any(before.get(what, now[what]) != now[what] for what in now):
         raise DataError(
             f"{name} is not the dataset that this run began with: it had {before['episodes']} "
             f"episodes ({before['frames']} frames) then, and has {now['episodes']} ({now['frames']}) now, or other "
-            "values, rewards or labels. Put it back, or begin another run (--exp-name) from the policy of this one "
-            "(--checkpoint)."
+            f"values, rewards, labels or prompts. Put it back, {advice}"
         )
 
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from pirl.agents.base import Agent, Metrics
 from pirl.config import RLTrainConfig, format_config, to_plain
-from pirl.errors import TrainingError, UserError
+from pirl.errors import EnvError, TrainingError, UserError
 from pirl.training.checkpoints import Checkpoints
 from pirl.training.compiling import use_compilation_cache
 from pirl.training.display import Display, Stopwatch
@@ -58,7 +58,8 @@ def train(
     with open_run(begin) as run:
         try:
             setup = set_up(config, resumed=run if resume else None, progress=jax.process_index() == 0)
-            run.begin()
+            if not run.is_resumed:
+                run.begin()
             display = open_display(config, exp_name, run)
             with display, Trainer(setup, run, display) as trainer:
                 return trainer.run()
@@ -74,7 +75,7 @@ class Trainer:
         self._setup, self._run, self._config, self._display = setup, run, setup.config, display
         config = self._config
         self._line, self._stop_requests = Exchange("trainer"), Requests("stop")
-        self._is_interrupted = False
+        self._is_interrupted = self._owes_evaluation = False
         self._stopwatch, self._memory = Stopwatch(), MemoryMonitor()
         self._remembered = self._memory.take("data")
         self._compiled: set[str] = set()
@@ -82,7 +83,7 @@ class Trainer:
         self._measured: dict[str, Number] = {}
         self._losses: list[jax.Array] = []
         self._step = self._first_step = self._good_step = 0
-        self._saved_at = (0, 0)
+        self._saved_at: tuple[int, int] | None = (0, 0)
         self._timed_step = self._logged_step = self._evaluated_step = self._looked_at = 0
         saved = None
         display.say(f"{config.name} in {run.path}")
@@ -102,12 +103,14 @@ class Trainer:
             if self._practice is not None:
                 self._open.callback(self._practice.close)
             if is_new:
+                run.begin()
                 with self._compiling("the learner"):
                     self._agent = create_agent(setup)
             else:
                 saved = self._load()
-                self._go_on_from(saved)
                 refuse_other_data(config.data.repo_id, saved["data"], self._data_identity)
+                run.begin()
+                self._go_on_from(saved)
             self._remembered |= self._memory.take("learner")
             self._first_step, self._began_at = self._step, (self._step, self._clock())
             self._sampler_state = None if saved is None else saved["sampler"]
@@ -115,11 +118,11 @@ class Trainer:
             self._open.callback(self._close_loader)
             position = None if saved is None else saved["log"]
             self._log = self._open.enter_context(open_log(config, run, position, to_plain(config)))
+            run.note(parameters=self._agent.parameter_counts(), action_dim=setup.action_dim)
         except BaseException:
             self._open.close()
             raise
         self._update, self._updates, self._validate = compile_updates(setup)
-        run.note(parameters=self._agent.parameter_counts(), action_dim=setup.action_dim)
 
     # --- the loop ------------------------------------------------------------------------------------------------
 
@@ -131,7 +134,12 @@ class Trainer:
         if self._config.goes_by_iterations and self._checkpoints.latest() is None:
             self._save()  # something to go back to
         with StopSignal(self._display.note) as signal:
-            while not (self._is_over() or self._stop_early or self._is_stopped(signal)):
+            while self._owes_evaluation or not (self._is_over() or self._stop_early):
+                if self._is_stopped(signal):
+                    break
+                if self._owes_evaluation:
+                    self._look_around(signal)
+                    continue
                 if not self._is_offline() and not self._practise(signal):
                     continue
                 batch, count = self._next_batch()
@@ -145,16 +153,25 @@ class Trainer:
                     continue
                 if _is_passed(before, self._step, self._config.logging.every):
                     self._write_log()
-                if self._due(self._config.validation_every):
-                    self._stop_early |= self._measure(self._validation())
-                if self._due(self._config.evaluation.every):
-                    self._stop_early |= self._measure(self._evaluation())
-                is_last = self._is_over() or self._stop_early
-                if self._due(self._config.checkpoints.every) and not is_last:
-                    self._save()
-                self._looked_at = self._clock()
-            self._finish()
+                self._look_around(signal)
+            self._finish(signal)
         return signal.exit_code
+
+    def _look_around(self, signal: StopSignal) -> None:
+        """Measure and save what is due after an update; an evaluation that is stopped is owed, and what follows it."""
+        if self._due(self._config.validation_every) and not self._owes_evaluation:
+            self._stop_early |= self._measure(self._validation())
+        if self._owes_evaluation or self._due(self._config.evaluation.every):
+            values = self._evaluation(signal)
+            self._owes_evaluation = values is None
+            if values is None:
+                return
+            self._stop_early |= self._measure(values)
+            self._saved_at = None  # if this step was saved, it was when it owed this
+        is_last = self._is_over() or self._stop_early
+        if self._due(self._config.checkpoints.every) and not is_last:
+            self._save()
+        self._looked_at = self._clock()
 
     def _is_offline(self) -> bool:
         online = 0 if self._practice is None else self._practice.updates
@@ -296,7 +313,7 @@ class Trainer:
         self._remembered = {}
         self._display.update(self._clock(), {**values, **self._measured}, timing)
 
-    def _finish(self) -> None:
+    def _finish(self, signal: StopSignal) -> None:
         self._health.finish()
         self._checkpoints.wait()
         unsaved = (self._step, self._clock()) != self._saved_at or self._checkpoints.latest() is None
@@ -304,12 +321,14 @@ class Trainer:
             self._write_log()
             unsaved = True
         if self._config.evaluation.every and self._step > self._evaluated_step and not self._is_interrupted:
-            self._measure(self._evaluation())  # the end, whatever the interval
+            if (values := self._evaluation(signal)) is not None:  # the end, whatever the interval
+                self._measure(values)
             unsaved = True
         if unsaved:
             self._save()
         self._checkpoints.wait()
-        self._display.say(closing_words(self._config, self._step, self._ending()))
+        self._run.note(stopped=self._is_interrupted)
+        self._display.say(closing_words(self._config, self._step, self._clock(), self._ending()))
         self._display.say(f"policy: {self._run.policies / str(self._checkpoints.latest())}")
 
     def _ending(self) -> Ending:
@@ -332,12 +351,23 @@ class Trainer:
         with self._display.phase("validating"), self._stopwatch("evaluation"), self._compiling("the validation"):
             return measure_losses(self._setup, self._validate, self._agent)
 
-    def _evaluation(self) -> dict[str, Number]:
-        self._evaluated_step = self._step
+    def _evaluation(self, signal: StopSignal) -> dict[str, Number] | None:
+        """Success in the environment; None if somebody says stop meanwhile."""
         with self._display.phase("evaluating"), self._stopwatch("evaluation"), self._compiling("acting"):
-            values, summary = measure_success_once(
-                self._setup, self._agent, self._pool, self._run, self._step, self._line
-            )
+            try:
+                values, summary = measure_success_once(
+                    *(self._setup, self._agent, self._pool, self._run, self._step, self._line),
+                    is_stopped=lambda: signal.requested,
+                )
+            except Interrupted:
+                self._is_interrupted = True
+                return None
+            except EnvError:
+                if self._line.count == 1:  # what was learned is kept, until the environment works again
+                    self._owes_evaluation = True
+                    self._save()
+                raise
+        self._evaluated_step = self._step
         self._display.say(f"step {self._step}: {summary}")
         return values
 
@@ -347,6 +377,7 @@ class Trainer:
         with self._display.phase("saving"), self._stopwatch("checkpoint"):
             # First: the replay buffer may let go of what only the state before the last one needs.
             self._checkpoints.wait()
+            measured = {name: float(value) for name, value in self._measured.items()}
             host: dict[str, Any] = {
                 "log": self._log.position(),
                 "health": self._health.state(),
@@ -355,13 +386,13 @@ class Trainer:
                 "good_step": self._good_step,
                 "practice": None if self._practice is None else self._practice.state(),
                 "within_iteration": self._is_within_iteration(),
+                "owed": {"looked_at": self._looked_at, "measured": measured} if self._owes_evaluation else None,
                 "sampler": self._sampler_state if self._loader is None else self._loader.state(),
                 "data": self._data_identity,
                 "logged_step": self._logged_step,
                 "evaluated_step": self._evaluated_step,
             }
             about = describe_policy(self._setup, self._agent)
-            measured = {name: float(value) for name, value in self._measured.items()}
             policy, statistics, clock = self._agent.policy(), self._setup.norm_stats, self._clock()
             self._checkpoints.save(self._step, self._agent, host, policy, statistics, about, measured, clock)
             self._saved_at, self._measured = (self._step, clock), {}
@@ -384,6 +415,10 @@ class Trainer:
         self._good_step, self._timed_step = saved["good_step"], self._step
         self._logged_step, self._evaluated_step = saved["logged_step"], saved["evaluated_step"]
         self._looked_at, self._saved_at = self._clock(), (self._step, self._clock())
+        owed = saved.get("owed")  # earlier versions always finished an evaluation first
+        self._owes_evaluation = owed is not None
+        if owed is not None:
+            self._looked_at, self._measured = owed["looked_at"], owed["measured"]
 
     def _close_loader(self) -> None:
         """When the offline updates are made, or the run ends: nothing more is prepared or held for them."""

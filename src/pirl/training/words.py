@@ -18,8 +18,8 @@ def opening_words(agent: Agent, hints: Sequence[str], step: int) -> Iterator[str
         yield f"going on from step {step}."
 
 
-def closing_words(config: RLTrainConfig, step: int, ending: Ending) -> str:
-    """Why it ends, and what could be done about it."""
+def closing_words(config: RLTrainConfig, step: int, clock: int, ending: Ending) -> str:
+    """Why it ends after so many updates, and iterations if it goes by them; and what could be done about it."""
     if ending == "interrupted":
         return f"stopped at step {step}; --resume goes on from here."
     if ending == "no better":
@@ -29,5 +29,7 @@ def closing_words(config: RLTrainConfig, step: int, ending: Ending) -> str:
         )
     if ending == "nothing to do":
         more = "--rollout.iterations" if config.goes_by_iterations else "--steps"
+        if config.goes_by_iterations and clock < config.rollout.iterations:
+            more = "patience with iterations that have nothing to teach (--rollout.max-barren)"
         return f"all {step} updates were made already: more {more} would go on."
     return f"done after {step} updates."
