@@ -18,7 +18,7 @@ from jax.experimental import multihost_utils
 
 import pirl
 from pirl.errors import CheckpointError
-from pirl.files import expand_home, put_back, put_in_place, remove_directory
+from pirl.files import expand_home, is_elsewhere, put_back, put_in_place, remove_directory
 from pirl.interop.norm_stats import FILE_NAME, NormStats, write_norm_stats
 from pirl.interop.reading import DESCRIPTION_FILE, Style, quiet_orbax
 from pirl.models.config import Pi0Config
@@ -65,7 +65,7 @@ def save_checkpoint(
 
     Where there are several processes all of them have to call it, each for its part, on a file system they share.
     """
-    directory = expand_home(path).resolve()
+    directory = resolve_target(path)
     if jax.process_index() == 0:
         check_target(directory, overwrite)
     writer = CheckpointWriter(params, config, norm_stats=norm_stats, metadata=metadata, style=style)
@@ -113,6 +113,13 @@ class CheckpointWriter:
         (partial / DESCRIPTION_FILE).write_text(self._description)
         about = _step_metadata(self._started, bool(self._norm_stats))
         (partial / "_CHECKPOINT_METADATA").write_text(json.dumps(about))
+
+
+def resolve_target(path: str | os.PathLike[str]) -> Path:
+    """Where a checkpoint is to be written, links followed."""
+    if is_elsewhere(path):
+        raise CheckpointError(f"{path} is not on this machine: write the checkpoint to a directory, then copy that.")
+    return expand_home(path).resolve()
 
 
 def check_target(directory: Path, overwrite: bool) -> None:
