@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import os
+import re
 import secrets
 import shutil
 import time
@@ -24,6 +25,11 @@ def expand_home(path: str | os.PathLike[str]) -> Path:
     if home.startswith("~"):
         raise UserError(f"{path} is in the home of nobody: there is no user {home[1:]!r}. Give the whole path.")
     return Path(expanded)
+
+
+def is_elsewhere(path: str | os.PathLike[str]) -> bool:
+    """Whether it is an address such as gs://bucket/runs (of whose slashes a Path keeps one), and no path."""
+    return re.match(r"\w{2,}:/", os.fspath(path)) is not None
 
 
 def write_file(path: Path, content: bytes | str, *, lasting: bool = False) -> None:

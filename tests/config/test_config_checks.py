@@ -60,6 +60,10 @@ def sound(tmp_path):
             {"checkpoint": "gs://openpi-assets/checkpoints/pi0_base/params", "from_scratch": False},
             "not on this machine: copy it first (gsutil -m cp -r gs://openpi-assets/checkpoints/pi0_base checkpoints/)",
         ),
+        (
+            {"runs_dir": "gs://bucket/runs"},
+            "bucket/runs is not on this machine: name a directory here, and copy the run from it",
+        ),
         ({"data.norm_stats": "checkpoint"}, "needs a --checkpoint to take them from"),
         ({"data.robot": "alloha"}, "Did you mean aloha?"),
         ({"data.robot": "aloha"}, "actions of aloha have 14 dimensions, the model has room for model.action_dim = 8"),

@@ -163,6 +163,14 @@ def test_places_orbax_cannot_write_to_are_refused(tmp_path):
     assert os.listdir(tmp_path) == []
 
 
+@pytest.mark.parametrize("place", ["gs://bucket/policy", Path("gs://bucket/policy")])
+def test_an_address_is_no_place_to_write_to(tmp_path, monkeypatch, place):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(CheckpointError, match="gs:/+bucket/policy is not on this machine: write the"):
+        save_policy(place, random_model(MICRO))
+    assert os.listdir(tmp_path) == []
+
+
 def test_a_link_is_followed(tmp_path):
     save_policy(tmp_path / "real", random_model(MICRO))
     (tmp_path / "link").symlink_to(tmp_path / "real")

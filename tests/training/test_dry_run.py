@@ -28,7 +28,7 @@ def test_everything_is_built_and_tried_and_nothing_but_caches_is_written(
     out, err = capsys.readouterr()
     facts = dict(line.split(maxsplit=1) for line in out.splitlines())
     assert [*facts] == ["policy", "state", "data", "batch", "acting", "memory", "compiling", "update", "loss"]
-    assert facts["data"].startswith("20 episodes, ")
+    assert facts["data"].startswith("20 episodes (5 of 20 succeeded), ")
     assert "held out" in facts["data"]
     assert facts["batch"] == "state 8×8, actions 8×4×8, rewards 8×4"
     assert "a chunk of 4×3 in pirl/Tabletop-v0" in facts["acting"]

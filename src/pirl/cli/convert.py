@@ -125,10 +125,10 @@ class Convert(WithJson):
     # --- convert -------------------------------------------------------------------------------------------------
 
     def _convert(self, checkpoint: "Checkpoint", output: Path) -> int:
-        from pirl.interop import OWN_KEYS, check_target, save_checkpoint
+        from pirl.interop import OWN_KEYS, check_target, resolve_target, save_checkpoint
         from pirl.models import merge_lora
 
-        source, target = checkpoint.directory.resolve(), output.resolve()
+        source, target = checkpoint.directory.resolve(), resolve_target(output)
         if target == source or target in source.parents or source in target.parents:
             raise UserError(
                 f"the output {target} is the checkpoint itself, contains it or lies inside it: choose another."

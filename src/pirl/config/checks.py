@@ -18,7 +18,7 @@ from pirl.envs.planner import find_policy
 from pirl.envs.registry import find_env_class
 from pirl.envs.seeds import MEASURED
 from pirl.errors import ConfigError, DataError, UserError
-from pirl.files import expand_home
+from pirl.files import expand_home, is_elsewhere
 from pirl.interop.reading import find_params
 from pirl.models.config import get_model_config
 from pirl.packages import is_installed
@@ -137,6 +137,8 @@ def _places(config: RLTrainConfig) -> Iterator[str]:
             expand_home(_get(config, name) or "")
         except UserError as error:
             yield f"{name} = {error}"
+    if is_elsewhere(config.runs_dir):
+        yield f"runs_dir = {config.runs_dir} is not on this machine: name a directory here, and copy the run from it."
 
 
 def _phases(config: RLTrainConfig) -> Iterator[str]:

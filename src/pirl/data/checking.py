@@ -255,7 +255,12 @@ def _check_outcomes(dataset: Dataset, config: OutcomeConfig) -> list[Problem]:
         found, problems = try_outcomes(dataset, config)
     except DataError as error:
         return [Problem(str(error))]
-    return problems + (list(found.notes) if found else [])
+    notes = list(found.notes) if found else []
+    if found and config.reward != "raw" and not found.success.any():
+        # It may be true, or nobody has filled the column in.
+        message = "none of the episodes succeeded, so there is no reward to learn from; if some did: pirl data label"
+        notes.append(Problem(message, "note"))
+    return problems + notes
 
 
 def _check_statistics(dataset: Dataset) -> Iterator[Problem]:

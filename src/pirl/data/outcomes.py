@@ -188,7 +188,6 @@ def _lay_out(told: Mapping[_Episode, _Ending], evidence: Evidence, config: Outco
         if ending.end < episode.last:
             message = f"goes on for {episode.last - ending.end} frames after its success; they are left out"
             notes.append(Problem(message, "note", episode.number))
-    notes += _hopeless(told, config)
     ends = np.array([ending.end for ending in told.values()], np.int64)
     success = np.array([-1 if ending.success is None else int(ending.success) for ending in told.values()], np.int8)
     return Outcomes(rewards, terminals, ends, success, notes)
@@ -202,13 +201,6 @@ def _placeholders(told: Mapping[_Episode, _Ending], evidence: Evidence) -> Itera
         taken = "taken as it is" if not successes else f"episodes that are taken for successes: {successes}"
         message = f"is 0 throughout, which says nothing about success; {taken}"
         yield Problem(message, "note", column=evidence.names["reward"])
-
-
-def _hopeless(told: Mapping[_Episode, _Ending], config: OutcomeConfig) -> Iterator[Problem]:
-    """Nothing but failures, which may be true, or a column that nobody has filled in."""
-    if config.reward != "raw" and all(ending.success is False for ending in told.values()):
-        message = "none of the episodes succeeded, so there is no reward to learn from; if some did: pirl data label"
-        yield Problem(message, "note")
 
 
 def _rewards(

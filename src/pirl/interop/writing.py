@@ -18,7 +18,7 @@ from jax.experimental import multihost_utils
 
 import pirl
 from pirl.errors import CheckpointError
-from pirl.files import expand_home, put_back, put_in_place, remove_directory
+from pirl.files import expand_home, is_elsewhere, put_back, put_in_place, remove_directory
 from pirl.interop.norm_stats import FILE_NAME, NormStats, write_norm_stats
 from pirl.interop.orbax_store import quiet_orbax
 from pirl.interop.pytorch import FILE_NAME as PYTORCH_FILE
@@ -70,7 +70,7 @@ def save_checkpoint(
     Where there are several processes all of them have to call it, each for its part, on a file system they share. In
     style `pytorch` the parameters are one file, which a single process writes.
     """
-    directory = expand_home(path).resolve()
+    directory = resolve_target(path)
     if style == "pytorch":
         check_writable(params)
         if jax.process_count() > 1:
@@ -126,6 +126,13 @@ class CheckpointWriter:
         if self._style != "pytorch":
             about = _step_metadata(self._started, bool(self._norm_stats))
             (partial / "_CHECKPOINT_METADATA").write_text(json.dumps(about))
+
+
+def resolve_target(path: str | os.PathLike[str]) -> Path:
+    """Where a checkpoint is to be written, links followed."""
+    if is_elsewhere(path):
+        raise CheckpointError(f"{path} is not on this machine: write the checkpoint to a directory, then copy that.")
+    return expand_home(path).resolve()
 
 
 def check_target(directory: Path, overwrite: bool) -> None:

@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 
 from pirl.errors import DataError
+from pirl.files import is_elsewhere
 
 
 def is_hub_id(name: str) -> bool:
@@ -24,7 +25,7 @@ def lerobot_home() -> Path:
 def locate(source: str | os.PathLike[str]) -> tuple[Path, str]:
     """The directory of a dataset given as a path or as a hub id, and the name to call it by."""
     name = os.fspath(source)
-    if re.match(r"\w{2,}:/", name):
+    if is_elsewhere(name):
         raise DataError(
             f"{name} is not on this machine: copy it and give its directory, or name a dataset on the Hugging Face hub "
             "as NAME/DATASET."

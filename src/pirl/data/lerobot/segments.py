@@ -82,7 +82,11 @@ def _whole(
     if len(video) != length:
         problems.append(
             Problem(
-                f"the video has {len(video)} frames, the data {length}", file=relative, episode=episode, column=camera
+                f"the video has {len(video)} frames, the data {length}, so which belong together cannot be told: mend "
+                "the episode, or take it out of the dataset",
+                file=relative,
+                episode=episode,
+                column=camera,
             )
         )
     return {position: Segment(video, 0)} if len(video) >= length else {}
