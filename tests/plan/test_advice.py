@@ -101,7 +101,7 @@ def test_a_change_of_unknown_effect_is_mentioned_and_no_promise():
     plan = planned(50.0)
     plan = dataclasses.replace(plan, measured=dataclasses.replace(plan.measured, changes=[*MEASURED.changes, again]))
     assert plan.advice == planned(50.0).advice
-    assert "--model.remat full  → less, how much only compiling tells" in str(describe(plan)[-1])
+    assert "--model.remat full  → less; plan again to see how much" in str(describe(plan)[-1])
 
 
 def test_no_batch_fits_where_the_learner_does_not():

@@ -415,9 +415,9 @@ def test_a_result_that_is_none_is_refused_by_name(damage):
 def test_the_headline_states_the_numbers():
     bc, rl = result(87), result(163, name="ACRLPD", paired=Difference(0.38, 0.303, 0.449, 1e-12))
     assert headline(rl, bc).startswith(
-        "ACRLPD 81.5 % [75.5, 86.3] against BC 43.5 % [36.8, 50.4], 200 episodes each on the same starts:"
+        "ACRLPD 81.5 % [75.5, 86.3] against BC 43.5 % [36.8, 50.4], 200 episodes each on the same initial states:"
     )
-    assert "same starts" not in headline(result(163), bc)
+    assert "same initial states" not in headline(result(163), bc)
     assert "200 and 50 episodes" in headline(rl, result(20, 50))
 
 
@@ -431,8 +431,8 @@ def test_the_headline_states_the_numbers():
             result(95, name="RL", paired=Difference(0.04, -0.02, 0.1, 0.21)),
             "the pairwise difference is not significant (+4.0 [−2.0, +10.0] points, p = 0.210)",
         ),
-        (result(95, name="RL", paired=Difference(0.04, 0.01, 0.07, 0.004)), "but start by start RL is better"),
-        (result(80, name="RL", paired=Difference(-0.04, -0.07, -0.01, 0.004)), "but start by start RL is worse"),
+        (result(95, name="RL", paired=Difference(0.04, 0.01, 0.07, 0.004)), "but compared pairwise RL is better"),
+        (result(80, name="RL", paired=Difference(-0.04, -0.07, -0.01, 0.004)), "but compared pairwise RL is worse"),
     ],
 )
 def test_the_headline_claims_what_the_intervals_allow(policy, said):

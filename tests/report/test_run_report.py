@@ -55,7 +55,7 @@ def lead(text):
         ("done", "mine is done. 100 of 100 updates."),
         ("stopped", "mine was stopped at step 60; --resume goes on from here."),
         ("failed", "mine failed: the disk is <full>."),
-        ("ended", "mine ended without a word"),
+        ("ended", "mine ended without a message"),
     ],
 )
 def test_the_page_says_how_a_run_ended(tmp_path, end, said):
@@ -205,7 +205,7 @@ def test_the_time_of_a_run_is_that_of_its_parts_and_the_rest(tmp_path):
     split = split_time(read_facts(run).timing)
     assert split == {"data": 4.0, "update": 4.0, "evaluation": 20.0, REST: 12.0}
     assert rows(page(run), "Time") == [
-        ["Run", "Data", "Update", "Evaluation", "The rest", "In all"],
+        ["Run", "Data", "Update", "Evaluation", "The rest", "Total"],
         ["mine", "4 s (10 %)", "4 s (10 %)", "20 s (50 %)", "12 s (30 %)", "40 s"],
     ]
 
@@ -254,7 +254,7 @@ def test_critics_that_are_not_there_are_a_word_on_the_page(tmp_path):
 
     run = make_run(tmp_path / "mine", learning())
     (run / "config.yaml").write_text(format_config(get_config("demo_bc")))
-    assert "They cannot be shown: bc has no critics." in page(run, critics=True)
+    assert "Not available: bc has no critics." in page(run, critics=True)
 
 
 def test_names_and_reasons_stay_text(tmp_path):

@@ -133,7 +133,7 @@ def test_when_all_that_went_on_fail_the_others_still_count(tmp_path, capfd):
     trials = sweep(plan_in(tmp_path, "0.6", "1e-3", mode="min", rungs=(1, 8)))
     assert calls(tmp_path)[2:] == ["trial-000 to 8 resumed"]
     assert [(trial.number, trial.state, trial.rung) for trial in trials] == [(1, "pruned", 1), (0, "failed", 1)]
-    assert "none of 1 came to 8 updates" in capfd.readouterr().err
+    assert "none of 1 trials reached 8 updates" in capfd.readouterr().err
 
 
 @needs_optuna
@@ -300,7 +300,7 @@ def check(plan, configure, monkeypatch):
             "with batch_size = 0 and steps = 2, this configuration cannot work",
         ),
         ({"knobs": (Knob("steps", ("8", "9")),)}, "cannot be varied"),
-        ({"knobs": (Knob("online.env_steps", ("0", "9")),)}, "environment steps, and others updates"),
+        ({"knobs": (Knob("online.env_steps", ("0", "9")),)}, "environment steps, other runs updates"),
         ({"trials": 0}, "--trials should be at least 1"),
         ({"jobs": 0}, "--jobs should be at least 1"),
     ],

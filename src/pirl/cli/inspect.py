@@ -138,7 +138,7 @@ def _table(parts: "list[Part]", layout: "Layout") -> Any:
 def _facts(state: "SavedState", layout: "Layout", parts: "list[Part]") -> list[tuple[str, str]]:
     total, most = sum(part.bytes for part in parts), sum(part.bytes_per_device for part in parts)
     arrays, numbers = sum(part.leaves for part in parts), sum(part.parameters for part in parts)
-    rows = [("state", state.title), ("in all", f"{numbers:,} numbers in {arrays:,} arrays, {size(total)}")]
+    rows = [("state", state.title), ("total", f"{numbers:,} numbers in {arrays:,} arrays, {size(total)}")]
     if layout.devices > 1:
         copies = layout.devices // layout.fsdp_devices
         mesh = f"{layout.devices} devices, {layout.fsdp_devices} of which share one copy"

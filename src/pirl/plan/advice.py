@@ -11,7 +11,9 @@ from pirl.config.presets import with_lora
 if TYPE_CHECKING:
     import jax
 
-# Freezing these leaves the action expert to learn.
+# The change that only shards, by which `needed_devices` recognises it.
+SHARDING = "shard one copy of the learner over all devices"
+# Freezing these leaves only the action expert to train.
 _BACKBONE = ("vision", "language")
 
 
@@ -50,7 +52,7 @@ def _variants(config: RLTrainConfig, spread: RLTrainConfig) -> Iterator[tuple[st
     """What is done, how, and the configuration; all of them over the parameters spread over all devices."""
     agent, name = config.agent, "policy_optimiser" if isinstance(config.agent, ACRLPDConfig) else "optimiser"
     if spread != config:
-        yield "shard one copy of the learner over all devices", "", spread
+        yield SHARDING, "", spread
     small = replace(getattr(agent, name), moments_dtype="bfloat16")
     if small != getattr(agent, name):
         yield (

@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from pirl.plan.advice import SHARDING
 from pirl.plan.measuring import Measurement
 from pirl.plan.memory import Fit, fit_line
 from pirl.plan.topologies import Topology
@@ -103,8 +104,8 @@ def needed_devices(measured: Measurement, parts: int) -> int | None:
     memory, fit = measured.memory, _line(measured, parts)
     if memory is None:
         return None
-    # The change that only spreads comes first; without, the learner is spread already.
-    first = measured.changes[0] if measured.changes and measured.changes[0].what.startswith("spread") else None
+    # The change that only shards comes first; without it, the learner is sharded already.
+    first = measured.changes[0] if measured.changes and measured.changes[0].what == SHARDING else None
     state = first.state if first else measured.state
     # Gradients are spread as the learner is; the rest of what does not grow is taken to stay.
     divided = (sum(state.values()) + state.get("parameters", 0)) * measured.devices

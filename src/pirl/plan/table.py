@@ -13,9 +13,9 @@ from pirl.words import short_duration, size
 
 # How the kinds of bytes are called, in the order in which they are shown.
 _KINDS = {
-    "parameters": "parameters that learn",
+    "parameters": "trainable parameters",
     "frozen": "frozen parameters",
-    "average": "running average (EMA)",
+    "average": "EMA",
     "optimiser": "optimiser",
     "critics": "critics, target critics and optimiser",
 }

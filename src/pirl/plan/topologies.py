@@ -94,6 +94,8 @@ class Topology:
         if self.here:
             return "for the devices of this machine"
         if self.simulated:
+            if self.count == 1:
+                return "for 1 simulated CPU device, which stands in for the real one"
             return f"for {self.count} simulated CPU devices, which stand in for the real ones"
         return f"by the TPU's own compiler, for {self.count} devices"
 

@@ -81,7 +81,7 @@ def _row(name: str, split: Mapping[str, float], shades: Mapping[str, str]) -> st
 
 
 def _table(splits: Mapping[str, Mapping[str, float]], activities: Sequence[str]) -> str:
-    columns = [Column("Run"), *(Column(name.capitalize(), numeric=True) for name in (*activities, REST, "in all"))]
+    columns = [Column("Run"), *(Column(name.capitalize(), numeric=True) for name in (*activities, REST, "total"))]
     rows = []
     for name, split in splits.items():
         total = sum(split.values())

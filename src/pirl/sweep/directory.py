@@ -36,7 +36,7 @@ def open_directory(plan: SweepPlan, *, resume: bool, overwrite: bool) -> Iterato
             "another --exp-name."
         )
     if resume and not exists and not (path / LOCK_FILE).exists():
-        raise DataError(f"{path} contains no sweep to resume: leave --resume out to start one.")
+        raise DataError(f"{path} contains no sweep, so there is nothing to resume: leave --resume out to start one.")
     with ExitStack() as stack:
         with writing("the sweep", path, _ADVICE):
             path.mkdir(parents=True, exist_ok=True)
