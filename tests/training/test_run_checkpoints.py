@@ -268,7 +268,9 @@ def test_without_a_whole_checkpoint_each_is_named(run):
         checkpoints.restore(small(0))
     assert "state/2 is damaged: state.json cannot be read" in str(caught.value)
     assert "state/1 is damaged: arrays/" in str(caught.value)
-    assert "--overwrite" in str(caught.value)
+    assert f"from the policy of this one (--checkpoint {run.path}), or this one again (--overwrite)" in str(
+        caught.value
+    )
 
 
 def test_a_damaged_newest_does_not_push_out_what_is_saved_after_going_back(run):

@@ -200,7 +200,8 @@ class Checkpoints:
                     _logger.warning("%s. The checkpoint before it is taken, if there is one.", failures[-1])
         listing = "".join(f"\n  {failure}" for failure in failures)
         raise CheckpointError(
-            f"no checkpoint could be restored:{listing}\nPut one back from a copy, or begin again (--overwrite)."
+            f"no checkpoint could be restored:{listing}\nPut one back from a copy, or begin another run (--exp-name) "
+            f"from the policy of this one (--checkpoint {self._run.path}), or this one again (--overwrite)."
         )
 
     def _agree_that_it_is_whole(self, directory: Path) -> None:
