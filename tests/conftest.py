@@ -16,12 +16,16 @@ hypothesis.settings.register_profile(
 hypothesis.settings.load_profile("any machine")
 
 # The suite compiles far more than it computes: leave out LLVM's optimiser and the newer, slower way to emit fused loops,
-# which take most of that time. Eight devices in one process let sharding be tested anywhere.
-os.environ.setdefault(
-    "XLA_FLAGS",
-    "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1 "
-    "--xla_force_host_platform_device_count=8",
-)
+# which take most of that time. Eight devices in one process let sharding be tested anywhere. What somebody has set stays.
+given = os.environ.get("XLA_FLAGS", "")
+for name, value in {
+    "--xla_backend_optimization_level": 0,
+    "--xla_cpu_use_fusion_emitters": "false",
+    "--xla_cpu_parallel_codegen_split_count": 1,
+    "--xla_force_host_platform_device_count": 8,
+}.items():
+    given += "" if name in given else f" {name}={value}"
+os.environ["XLA_FLAGS"] = given.strip()
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 # What one worker, or a process that a test starts, has compiled the others read. Workers find the variable set.
 if "JAX_COMPILATION_CACHE_DIR" not in os.environ:

@@ -163,12 +163,10 @@ def test_awr_weighs_chunks_by_clipped_exponential_advantages(aggregate):
     close(metrics["actor/action_mse"], distance[valid].mean())
 
 
-def test_the_gradient_of_awr_takes_the_weights_as_given():
-    """The gradient worked out by hand, for the flow and for the encoder, which both losses look through."""
-    seen = Revealed(acrlpd(temperature=SHARP), make_batch())
+def assert_gradient(seen, actions, share):
+    """That of the actor's loss, worked out by hand for chunks and for the share that each step has in the loss."""
     agent, batch = seen.agent, seen.batch
-    _, residual, x_t, t = seen.errors(batch.actions)
-    share = seen.weights()[:, None, None] * batch.valid[..., None] / batch.valid.sum()
+    _, residual, x_t, t = seen.errors(actions)
     slope = 2 / REAL * share * residual
     upstream = (slope * (1 + t)).reshape(len(t), -1)
     plan = np.asarray(agent.learned.trainable["plan"], np.float64)
@@ -182,6 +180,13 @@ def test_the_gradient_of_awr_takes_the_weights_as_given():
         close(ours[name], gradient, rtol=1e-3, atol=1e-4)
 
 
+def test_the_gradient_of_awr_takes_the_weights_as_given():
+    """For the flow and for the encoder, which both losses look through."""
+    seen = Revealed(acrlpd(temperature=SHARP), make_batch())
+    valid = seen.batch.valid
+    assert_gradient(seen, seen.batch.actions, seen.weights()[:, None, None] * valid[..., None] / valid.sum())
+
+
 def test_best_of_n_imitates_the_chunk_that_the_online_critics_prefer():
     seen = Revealed(acrlpd(actor_mode="best_of_n"), make_batch())
     rows = np.arange(len(seen.chunks))
@@ -190,6 +195,8 @@ def test_best_of_n_imitates_the_chunk_that_the_online_critics_prefer():
     loss, metrics = seen.agent.compute_actor_loss(seen.batch, KEY)
     close(loss, seen.errors(seen.chunks[rows, best])[0].mean())
     assert set(metrics) == {"actor/loss", "actor/action_mse"}
+    # It is given: nothing is learned through how it was sampled.
+    assert_gradient(seen, seen.chunks[rows, best], 1 / (len(rows) * STEPS))
 
 
 def test_bc_is_done_on_successes_or_on_all():

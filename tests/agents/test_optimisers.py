@@ -65,6 +65,23 @@ def test_five_updates_equal_openpi(case, weight_decay, clip):
             np.testing.assert_allclose(parameters[key], expected, rtol=1e-6, atol=1e-7)
 
 
+def test_gradients_beyond_their_norm_are_scaled_down_together_and_others_are_left_alone():
+    """Adam's first moment is a tenth of the gradient that reached it."""
+    optimiser, parameters = OptimiserConfig(clip_norm=1.0).make(), {"a": jnp.zeros(2), "b": jnp.zeros(1)}
+    for size, factor in ((10.0, 0.1), (0.5, 1.0)):
+        gradients = {"a": size * jnp.asarray([0.6, 0.0]), "b": size * jnp.asarray([-0.8])}
+        _, state = optimiser.update(gradients, optimiser.init(parameters), parameters)
+        mean = optax.tree_utils.tree_get(state, "mu")
+        for name, gradient in gradients.items():
+            np.testing.assert_allclose(mean[name], 0.1 * factor * gradient, rtol=1e-5)
+
+
+def test_the_cosine_rises_to_its_peak_and_comes_down_to_its_end():
+    rate = OptimiserConfig(peak_lr=1.0, end_lr=0.1, warmup_steps=4, decay_steps=12).learning_rate()
+    expected = [0.2, 0.4, 0.6, 0.8, 1.0, *(0.1 + 0.45 * (1 + math.cos(math.pi * k / 8)) for k in range(1, 9)), 0.1]
+    np.testing.assert_allclose([rate(step) for step in range(14)], expected, rtol=1e-5)
+
+
 @pytest.mark.parametrize(
     "wrong",
     [

@@ -7,6 +7,7 @@ import sys
 import pytest
 
 from pirl.config import get_config, list_configs, load_config
+from python_path import python_path
 
 
 def test_every_preset_is_listed_with_learner_model_and_purpose(call):
@@ -65,7 +66,7 @@ def test_an_interrupt_while_modules_are_loaded_ends_quietly(tmp_path, program):
     )
     ended = subprocess.run(
         [sys.executable, *program, "--help"],
-        env=os.environ | {"PYTHONPATH": str(tmp_path)},
+        env=os.environ | {"PYTHONPATH": python_path(tmp_path)},
         capture_output=True,
         text=True,
     )

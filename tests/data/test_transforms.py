@@ -131,6 +131,46 @@ def test_what_openpi_cannot_normalise_is_refused_by_name():
         Normalize(without, quantiles=True)
 
 
+# --- the same in numbers written down, where there are no recordings ---------------------------------------------------
+
+
+def test_normalisation_is_that_of_its_formula():
+    """With OpenPI's constant, which is all there is where nothing moves."""
+    vectors = np.array([[1.0, 0.0], [2.0, 0.0], [-1.0, 0.0], [3.0, 0.0]])
+    given, stats = {"state": np.array([5.0, 0.5])}, {"state": NormStats(*vectors)}
+    scores, shares = (Normalize(stats, quantiles=quantiles) for quantiles in (False, True))
+    np.testing.assert_allclose(scores(given)["state"], [4 / 2.000001, 0.5 / 1e-6], rtol=1e-14)
+    np.testing.assert_allclose(shares(given)["state"], [2 * 6 / 4.000001 - 1, 2 * 0.5 / 1e-6 - 1], rtol=1e-14)
+    for transform in (scores, shares):
+        np.testing.assert_allclose(transform.inverse(transform(given))["state"], given["state"], rtol=1e-14)
+
+
+def test_actions_are_relative_to_the_state_where_the_mask_says_so():
+    given = {"state": np.array([1.0, 2.0, 3.0]), "actions": np.array([[10.0, 20.0, 30.0], [11.0, 22.0, 33.0]])}
+    relative = DeltaActions(make_mask(2, -1))(given)["actions"]
+    assert relative.tolist() == [[9.0, 18.0, 30.0], [10.0, 20.0, 33.0]]
+
+
+# Openings and commands of a gripper, from OpenPI's recordings: its angle, what is commanded for it, and what is learned.
+GRIPPERS = {
+    0.25: (-0.5130776068814178, 0.6717322350044973, -0.640825),
+    0.5: (-0.14005592170214304, 0.7900866354211048, -0.11275),
+    0.75: (0.22332757987422025, 0.9084410358377123, 0.415325),
+}
+
+
+@pytest.mark.parametrize("value", GRIPPERS)
+def test_aloha_turns_two_joints_of_each_arm_around_and_measures_grippers_as_angles(value):
+    angle, commanded, learned = GRIPPERS[value]
+    arm = np.array([0.1, 0.2, 0.3, 0.4, 0.5, 0.6, value])
+    given = {"state": np.tile(arm, 2), "actions": np.tile(arm, (4, 2))}
+    turned = np.array([0.1, -0.2, -0.3, 0.4, 0.5, 0.6])
+    there, back = AlohaJoints()(given), AlohaJoints().inverse({"actions": given["actions"]})
+    np.testing.assert_allclose(there["state"], np.tile([*turned, angle], 2), rtol=1e-13)
+    np.testing.assert_allclose(there["actions"], np.tile([*turned, learned], (4, 2)), rtol=1e-13)
+    np.testing.assert_allclose(back["actions"], np.tile([*turned, commanded], (4, 2)), rtol=1e-13)
+
+
 # --- every step can be undone ------------------------------------------------------------------------------------------
 
 

@@ -17,6 +17,7 @@ from pirl.envs.collecting import LOG_FILE, CollectionLog, DatasetFormat, collect
 from pirl.envs.experts import ExpertConfig
 from pirl.envs.rollouts import make_starts
 from pirl.errors import ConfigError, DataError
+from python_path import python_path
 from written import every_version, files_of, kill_this_process, read_episodes, stopped_at
 
 DESCRIPTION = CorridorEnv().describe()
@@ -134,8 +135,8 @@ def collect_and_die(root: str, version: str) -> None:
 @pytest.mark.parametrize("version", ["v3.0", pytest.param("v2.1", marks=pytest.mark.slow)])
 def test_a_run_killed_at_any_moment_goes_on_to_the_same_files(tmp_path, version):
     program = f"import test_collecting; test_collecting.collect_and_die({str(tmp_path / 'run')!r}, {version!r})"
-    paths = [str(Path(__file__).parents[1]), str(Path(__file__).parents[1] / "data")]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
+    paths = python_path(Path(__file__).parents[1], Path(__file__).parents[1] / "data")
+    environment = os.environ | {"PYTHONPATH": paths}
     subprocess.run([sys.executable, "-c", program], cwd=Path(__file__).parent, check=True, env=environment)
     *killed, whole = sorted(tmp_path.iterdir())
     assert len(killed) > 10, "two episodes, a log entry for each of three, and the beginning and the end"

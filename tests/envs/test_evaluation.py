@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from eval_fakes import CAMERA, MAX_STEPS, CorridorEnv, CorridorPool, Walker
+from pirl.envs.base import Start
 from pirl.envs.evaluation import Evaluation, compare, evaluate
 from pirl.envs.experts import ExpertConfig
 from pirl.envs.intervals import wilson
@@ -143,6 +144,11 @@ def test_evaluations_without_a_common_start_are_not_compared():
     comparison = compare(run(Walker()), run(Walker(), starts=others))
     assert (comparison.pairs.n, comparison.left_out) == (0, 15)
     assert "nothing to compare" in comparison.in_words("A", "B")
+
+
+def test_the_same_seed_of_another_task_is_another_start():
+    first, second = (run(Walker(), starts=[Start(task, 3), Start(task, 4)]) for task in DESCRIPTION.tasks)
+    assert (compare(first, second).pairs.n, compare(first, second).left_out) == (0, 4)
 
 
 def test_the_same_start_twice_cannot_be_paired():

@@ -228,3 +228,11 @@ def test_a_rollout_becomes_an_episode_for_the_replay_buffer() -> None:
     np.testing.assert_array_equal(episode.states, rollout.observations["state"])
     # The last action is the one that reached the goal, and no observation comes after it.
     assert len(episode.states) == len(episode.actions) == len(episode)
+
+
+def test_running_out_of_time_is_no_end_of_the_task_for_the_replay_buffer() -> None:
+    with LocalPool(1, limit=3) as pool:
+        (rollout,) = roll_out(pool, ExpertConfig(delay=9), [Start("left", 4)], execute_steps=3, keep_images=True)
+    assert (rollout.truncated, rollout.terminated, len(rollout)) == (True, False, 3)
+    episode = rollout.episode(ROBOT)
+    assert (episode.terminal, episode.success) == (False, False)

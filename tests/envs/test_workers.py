@@ -29,7 +29,7 @@ from pirl.envs import (
 from pirl.envs.workers import ProcessPool
 from pirl.errors import ConfigError, EnvError
 
-TIMEOUT = 2.0
+HANG = 600.0  # seconds that a step takes in which an environment hangs (see `fakes`)
 
 
 def running() -> Iterator[tuple[int, int, int, bytes]]:
@@ -62,8 +62,8 @@ def is_running(process: int) -> bool:
         return False
 
 
-def are_gone(processes: set[int], patience: float = 30.0) -> bool:
-    deadline = time.monotonic() + patience
+def are_gone(processes: set[int]) -> bool:
+    deadline = time.monotonic() + 120  # far more than it takes, and far less than the processes would live
     while any(map(is_running, processes)) and time.monotonic() < deadline:
         time.sleep(0.05)
     return not any(map(is_running, processes))
@@ -71,7 +71,7 @@ def are_gone(processes: set[int], patience: float = 30.0) -> bool:
 
 @pytest.fixture(scope="module")
 def pool() -> Iterator[ProcessPool]:
-    with open_pool(EnvConfig(POINT), 2, timeout=TIMEOUT) as pool:
+    with open_pool(EnvConfig(POINT), 2) as pool:
         assert isinstance(pool, ProcessPool)
         yield pool
 
@@ -122,7 +122,6 @@ def test_every_mishap_costs_one_episode_and_says_what_it_was(pool: ProcessPool) 
         9001: "exit code 3",
         9002: "ended by SIGKILL",
         9003: "ended by SIGSEGV",
-        9004: "no answer within 2 s",
         9005: "ZeroDivisionError: the plane is torn",
         9007: "'state' holds nan",
         9012: "ConnectionResetError: the plane hung up",
@@ -142,6 +141,17 @@ def test_every_mishap_costs_one_episode_and_says_what_it_was(pool: ProcessPool) 
         else:
             assert rollout.lost is None
             assert rollout.success
+
+
+def test_a_hang_costs_its_episode_and_no_other(pool: ProcessPool, monkeypatch: pytest.MonkeyPatch) -> None:
+    pool.start(0, Start("left", 9004))
+    pool.wait([0])
+    with monkeypatch.context() as impatient:  # only here: elsewhere a busy machine should lose no episode
+        impatient.setattr(pool, "_timeout", 1.0)
+        pool.execute(0, np.zeros((3, 2), np.float32))
+        assert pool.wait([0])[0] == Lost("the environment hangs: no answer within 1 s")
+    starts = [Start("left", seed) for seed in (1, 2, 3)]
+    assert all(rollout.success for rollout in roll_out(pool, StraightPlanner(), starts, execute_steps=1))
 
 
 def test_processes_change_neither_the_episodes_nor_their_order(pool: ProcessPool) -> None:
@@ -214,7 +224,7 @@ def test_nothing_runs_after_close_not_even_a_hung_step() -> None:
     began = time.monotonic()
     pool.close()
     assert children(os.getpid()) == before
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < HANG / 2, "the step was not waited for"
     pool.close()  # a second time does no harm
 
 
@@ -239,7 +249,7 @@ def test_an_interrupt_while_environments_are_made_leaves_nothing_running() -> No
 def crewed() -> Iterator[tuple[EnvPool, set[int]]]:
     """A pool of one environment that has started a process, and that process."""
     before = children(os.getpid())
-    with open_pool(EnvConfig(CREWED), 1, timeout=TIMEOUT) as pool:
+    with open_pool(EnvConfig(CREWED), 1) as pool:
         crew = crews(children(os.getpid()) - before)
         assert crew
         yield pool, crew
@@ -254,10 +264,14 @@ def test_an_environment_may_start_processes_which_end_with_it(crewed: tuple[EnvP
 
 
 @pytest.mark.parametrize(("seed", "reason"), [(9002, "ended by SIGKILL"), (9004, "no answer within")])
-def test_what_a_lost_environment_has_started_ends_too(crewed: tuple[EnvPool, set[int]], seed: int, reason: str) -> None:
+def test_what_a_lost_environment_has_started_ends_too(
+    crewed: tuple[EnvPool, set[int]], seed: int, reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pool, crew = crewed
     pool.start(0, Start("left", seed))
     pool.wait([0])
+    if seed == 9004:
+        monkeypatch.setattr(pool, "_timeout", 1.0)
     pool.execute(0, np.zeros((3, 2), np.float32))
     lost = pool.wait([0])[0]
     assert isinstance(lost, Lost)
@@ -337,7 +351,7 @@ def test_workers_end_with_a_killed_parent_and_never_write_to_its_output(tmp_path
         time.sleep(0.2)
         assert all(map(is_running, workers))
         parent.kill()
-        assert are_gone(workers, 5)
+        assert are_gone(workers)
         assert said + parent.stdout.read() == b"stepping\n"
         chatter = parent.stderr.read()
     assert b"SIMULATOR CHATTER" in chatter

@@ -1,10 +1,13 @@
 """Properties of the training augmentation."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pirl.models import augmentation
+from builders import MICRO, random_observation
+from pirl.models import augmentation, preprocess
 from pirl.models.augmentation import _adjust_contrast, _hsv_to_rgb, _rgb_to_hsv
 
 augment = jax.jit(augmentation.augment, static_argnames="geometric")
@@ -28,11 +31,16 @@ def test_about_half_of_the_images_keep_their_colours():
     assert 0.38 < kept < 0.62
 
 
-def test_cameras_with_the_same_key_get_the_same_jitter():
-    """So the two wrist cameras, as in OpenPI."""
-    first = augment(jax.random.key(2), images(), geometric=False)
-    again = augment(jax.random.key(2), images(), geometric=False)
-    np.testing.assert_array_equal(first, again)
+def test_wrist_cameras_get_the_same_jitter_and_only_the_others_are_cropped_and_turned():
+    """As in OpenPI, whose keys do not depend on the camera: of the same picture the wrists see the same."""
+    seen, key = random_observation(MICRO, batch=16), jax.random.key(2)
+    picture = seen.images["base_0_rgb"]
+    seen = dataclasses.replace(seen, images=dict.fromkeys(seen.images, picture))
+    out = jax.jit(lambda seen: preprocess(seen, MICRO, key).images)(seen)
+    np.testing.assert_array_equal(out["left_wrist_0_rgb"], out["right_wrist_0_rgb"])
+    changed = {name: np.abs(image - picture).max(axis=(1, 2, 3)) > 1e-3 for name, image in out.items()}
+    assert 0 < changed["left_wrist_0_rgb"].sum() < 16, "half of them, by colour alone"
+    assert changed["base_0_rgb"].all()
 
 
 def test_colours_survive_the_way_through_hsv():

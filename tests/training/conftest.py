@@ -5,6 +5,8 @@ from pathlib import Path
 import pytest
 from training_runs import RIPT_TOY, once, pirl_command
 
+from python_path import python_path
+
 
 @pytest.fixture(scope="session")
 def shared_directory(tmp_path_factory, worker_id) -> Path:
@@ -82,7 +84,7 @@ def practise(start_policy, tmp_path, monkeypatch, toy, one_device):
     from pirl.config import check_config, get_config, override_config
 
     monkeypatch.setenv("PIRL_CACHE", str(start_policy.parent / "cache"))
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
+    monkeypatch.setenv("PYTHONPATH", python_path(Path(__file__).parent))
 
     def make(**changes):
         places = {"checkpoint": str(start_policy), "runs_dir": str(tmp_path)}

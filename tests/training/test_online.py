@@ -90,7 +90,7 @@ def test_updates_are_owed_in_proportion_to_steps(practise, ratio, scan):
     assert made == practice.updates == int(steps * ratio) // scan * scan
 
 
-@pytest.mark.parametrize("reward", ["sparse", "raw"])
+@pytest.mark.parametrize("reward", ["sparse", "step_penalty", "raw"])
 def test_rewards_are_shaped_as_those_of_the_dataset(practise, reward):
     practice, replay, pool = practise(reward=reward)
     stands = seeds(pool, 4)[0]
@@ -98,8 +98,8 @@ def test_rewards_are_shaped_as_those_of_the_dataset(practise, reward):
     trajectories = replay.trajectories
     for number, (start, end) in enumerate(zip(trajectories.starts, trajectories.ends, strict=True)):
         success = bool(trajectories.success[number])
-        expected = np.zeros(end - start)
-        expected[-1] = float(success)
+        expected = np.full(end - start, -1.0 if reward == "step_penalty" else 0.0)
+        expected[-1] += float(success)
         np.testing.assert_array_equal(trajectories.rewards[start:end], expected)
         assert trajectories.terminals[end - 1] == success, "running out of time is no end"
     assert trajectories.success.tolist().count(0) == 1

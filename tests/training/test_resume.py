@@ -21,8 +21,8 @@ from pirl.envs.pools import open_pool
 from pirl.training.acting import evaluated_planner
 from pirl.training.loading import load_agent
 
-TOY_OPTIONS = ("--steps", 60, "--online.env-steps", 120, "--online.utd-ratio", 0.25, "--online.capacity", 70)
-TOY_OPTIONS += ("--checkpoints.every", 10, "--validation-every", 10, "--evaluation.every", 20, "--logging.every", 3)
+TOY_OPTIONS = ("--steps", 24, "--online.env-steps", 60, "--online.utd-ratio", 0.25, "--online.capacity", 40)
+TOY_OPTIONS += ("--checkpoints.every", 8, "--validation-every", 8, "--evaluation.every", 16, "--logging.every", 3)
 # One device, quickly compiled; one update at a time, so that both phases share a program.
 QUICK = {"XLA_FLAGS": " ".join(flag for flag in os.environ["XLA_FLAGS"].split() if "device_count" not in flag)}
 DEBUG_OPTIONS = ("--agent.critic-warmup-steps", 0, "--online.updates-per-scan", 1)
@@ -61,7 +61,7 @@ def toy_reference(data, shared_directory):
     """A run that nobody disturbed, and its last step."""
 
     def make(out: Path) -> None:
-        code, said = finish(start(out, data, *TOY_OPTIONS))
+        code, said = finish(start(out, data, *TOY_OPTIONS, **QUICK))
         assert code == 0, said
 
     run = once(shared_directory / "toy_reference", make)
@@ -75,12 +75,12 @@ def test_killed_at_random_moments_it_comes_to_the_same_bits(data, toy_reference,
     moments = [lambda: (run / "checkpoints" / "state").is_dir() and any(run.glob("checkpoints/state/.*.partial"))]
     moments += [lambda limit=limit: lines_in(run) >= limit for limit in (chance.randrange(total // 2), total - 4)]
     for number, moment in enumerate(moments):
-        process = start(run, data, *TOY_OPTIONS, *(("--resume",) if number else ()))
+        process = start(run, data, *TOY_OPTIONS, *(("--resume",) if number else ()), **QUICK)
         wait_for(process, moment)
         time.sleep(0.05 * chance.random())
         process.kill()
         finish(process)
-    assert finish(start(run, data, *TOY_OPTIONS, "--resume"))[0] == 0
+    assert finish(start(run, data, *TOY_OPTIONS, "--resume", **QUICK))[0] == 0
     assert_same_run(run, reference, last)
     assert len(json.loads((run / "metadata.json").read_text())["resumed"]) == 3
 
@@ -88,16 +88,15 @@ def test_killed_at_random_moments_it_comes_to_the_same_bits(data, toy_reference,
 def test_sigterm_and_ctrl_c_save_and_the_run_goes_on_to_the_same_bits(data, toy_reference, tmp_path):
     reference, last = toy_reference
     run, resumed = tmp_path / "run", ()
-    for number, lines, code in ((signal.SIGTERM, 8, 0), (signal.SIGINT, 25, 130)):
-        process = start(run, data, *TOY_OPTIONS, *resumed)
-        wait_for(process, lambda lines=lines: lines_in(run) >= lines)
-        process.send_signal(number)
-        ended, said = finish(process)
+    # Amid the offline updates, and amid those of practice.
+    for number, lines, code in ((signal.SIGTERM, 8, 0), (signal.SIGINT, 18, 130)):
+        ended, said = finish(start(run, data, *TOY_OPTIONS, *resumed, TOY_SIGNAL=f"{number:d} {lines}", **QUICK))
         assert ended == code
         assert "--resume goes on from here" in said
         resumed = ("--resume",)
-        assert 0 < max(map(int, os.listdir(run / "checkpoints" / "state"))) < last
-    ended, said = finish(start(run, data, *TOY_OPTIONS, *resumed))
+        stopped = max(map(int, os.listdir(run / "checkpoints" / "state")))
+        assert 0 < stopped < 24 if number == signal.SIGTERM else 24 < stopped < last
+    ended, said = finish(start(run, data, *TOY_OPTIONS, *resumed, **QUICK))
     assert ended == 0
     assert "going on from step" in said
     assert_same_run(run, reference, last)

@@ -14,7 +14,7 @@ from collections import Counter
 import numpy as np
 import pytest
 import toy_learner
-from fair_env import CROWDED, Fair
+from fair_env import CROWDED, Fair, FairPool
 from training_runs import RIPT_TOY, assert_same_run, read_metrics, values_of
 
 from pirl.cli.main import main
@@ -67,7 +67,7 @@ def poisoned(batches):
 # --- killed, stopped, resumed -----------------------------------------------------------------------------------------
 
 
-def start(run, start_policy, *options):
+def start(run, start_policy, *options, **environment):
     """The toy's run in a process of its own."""
     given = {**RIPT_TOY, "env.slow": 0.002, "rollout.save_dataset": True, "rollout.iterations": 5}
     flags = [text for name, value in given.items() for text in (f"--{name.replace('_', '-')}", str(value).lower())]
@@ -76,7 +76,7 @@ def start(run, start_policy, *options):
     settings = {"PIRL_CACHE": str(start_policy.parent / "cache"), "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
     settings["XLA_FLAGS"] = " ".join(flag for flag in os.environ["XLA_FLAGS"].split() if "device_count" not in flag)
     command = [sys.executable, toy_learner.__file__, "train", "demo_ript", *place, *flags, *options]
-    return subprocess.Popen(command, env={**os.environ, **settings}, stderr=subprocess.PIPE, text=True)
+    return subprocess.Popen(command, env={**os.environ, **settings, **environment}, stderr=subprocess.PIPE, text=True)
 
 
 def finish(process):
@@ -122,7 +122,8 @@ def test_killed_in_rollouts_and_updates_it_comes_to_the_same_bits(practise, star
     # The log of an iteration begins when its rollouts end, and ends when its updates do.
     ends = [number for number, line in enumerate(read_metrics(reference), 1) if "rollout/drift" in line]
     kill_when(start(run, start_policy), lambda: lines_in(run) >= ends[1] + 1, 0.03)
-    kill_when(start(run, start_policy, "--resume"), lambda: lines_in(run) >= ends[3] - 2)
+    killed = finish(start(run, start_policy, "--resume", TOY_SIGNAL=f"{signal.SIGKILL:d} {ends[3] - 2}"))
+    assert killed[0] == -signal.SIGKILL
     assert lines_in(run) < lines_in(reference), "it was killed before its end"
     assert finish(start(run, start_policy, "--resume"))[0] == 0
     assert_same_run(run, reference, last_step(reference))
@@ -238,14 +239,15 @@ def test_a_run_that_was_stopped_within_an_iteration_goes_back_to_what_needs_no_a
     practise, tmp_path, monkeypatch, at_batch
 ):
     run = tmp_path / "run"
-    config = practise(**WATCHED, checkpoints__every=2, checkpoints__max_to_keep=2)
+    config = practise(**WATCHED)
     at_batch[6] = lambda batches: os.kill(os.getpid(), signal.SIGTERM)
     train(config, exp_name="run")
-    within = max(saved(run))
+    first, before, within = saved(run)
     monkeypatch.setattr(Fair, "fails", staticmethod(lambda seed, updates: updates > within and not rollbacks(run)))
     assert train(config, exp_name="run", resume=True) == 0
     (entry,) = rollbacks(run)
-    assert entry["to"] < within < entry["from"]
+    assert first == 0 < before < within < entry["from"]
+    assert entry["to"] == before, "it knows still that this one was fine"
     assert len(values_of(run, "rollout/drift")) == 5
 
 
@@ -417,6 +419,35 @@ def test_with_the_budget_spent_it_goes_on_with_what_it_has(practise, tmp_path, c
     assert 0 < found < 8
     assert f"8 initial states were tried and {found} of 8 groups found whose attempts differ" in said
     assert last_step(tmp_path / "run") > 0
+
+
+def test_a_success_is_worth_less_the_later_it_comes(practise, monkeypatch):
+    compared, learned, compute, add = [], [], iterations.group_advantages, ReplayBuffer.add
+
+    def compare(config, rewards):
+        compared.extend(rewards)
+        return compute(config, rewards)
+
+    monkeypatch.setattr(iterations, "group_advantages", compare)
+    monkeypatch.setattr(ReplayBuffer, "add", lambda self, episode: (learned.append(episode), add(self, episode))[1])
+    assert train(practise(rollout__discount=0.5, rollout__groups=4, rollout__iterations=1), exp_name="run") == 0
+    assert [*itertools.chain(*compared)] == [0.5 ** len(each) if each.success else 0.0 for each in learned]
+    assert len({len(each) for each in learned if each.success}) > 1
+
+
+def test_what_was_learned_from_is_tried_once_more_with_noise_of_its_own(practise, tmp_path, monkeypatch):
+    begun, start = [], FairPool.start
+
+    def note(self, slot, how, expert=None):
+        begun.append((how.task, how.seed, how.attempt))
+        start(self, slot, how, expert)
+
+    monkeypatch.setattr(FairPool, "start", note)
+    assert train(practise(rollout__iterations=1), exp_name="run") == 0
+    assert len(set(begun)) == len(begun), "no attempt is made twice"
+    again = [each for each in begun if each[2] == RIPT_TOY["rollout.attempts"]]
+    assert begun[-len(again) :] == again, "beyond those that were learned from, and after them"
+    assert [len(again)] == [*values_of(tmp_path / "run", "rollout/groups").values()]
 
 
 def test_late_successes_count_however_small_their_worth(practise, tmp_path):

@@ -30,6 +30,7 @@ from pirl.training.retention import make_room
 from pirl.training.rollbacks import Rollbacks
 from pirl.training.run import RunDirectory
 from pirl.training.sharding import make_mesh
+from python_path import python_path
 
 STATS = {"arm": {"state": NormStats(np.zeros(2), np.ones(2)), "actions": NormStats(np.ones(2), np.ones(2))}}
 HOST = {"sampler": {"epoch": 2, "position": 12345678901234567890}, "metrics_bytes": 17, "loss": 0.1 + 0.2}
@@ -569,7 +570,11 @@ fork(0, None)
 def killed_runs(tmp_path, *arguments):
     """(exit code, hidden remains) of every fork."""
     command = [sys.executable, "-W", "ignore", "-c", KILLED, str(tmp_path / "run"), *map(str, arguments)]
-    environment = {"PYTHONPATH": str(Path(__file__).parents[1]), "JAX_PLATFORMS": "cpu", "PATH": "/usr/bin:/bin"}
+    environment = {
+        "PYTHONPATH": python_path(Path(__file__).parents[1]),
+        "JAX_PLATFORMS": "cpu",
+        "PATH": "/usr/bin:/bin",
+    }
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     assert "wrong" not in done.stderr, done.stderr

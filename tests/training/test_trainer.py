@@ -22,6 +22,7 @@ from pirl.training.health import Health
 from pirl.training.online import OnlinePractice
 from pirl.training.setup import data_identity, refuse_other_data, set_up
 from pirl.training.trainer import train
+from python_path import python_path
 
 pytestmark = pytest.mark.usefixtures("toy")
 # Without measurements or practice.
@@ -50,7 +51,7 @@ def test_offline_then_online_does_everything_when_it_is_due(configure, tmp_path,
 
 def test_online_only_needs_no_dataset_and_survives_crashing_environments(configure, tmp_path, monkeypatch):
     assert train(configure(**PLAIN, steps=2), exp_name="before") == 0
-    monkeypatch.setenv("PYTHONPATH", os.path.dirname(__file__))
+    monkeypatch.setenv("PYTHONPATH", python_path(os.path.dirname(__file__)))
     config = configure(
         **PLAIN | {"online__env_steps": 60, "online__episodes_per_round": 6, "online__prior_ratio": 0.0},
         steps=0,
@@ -198,6 +199,8 @@ def test_a_bad_batch_is_skipped_counted_and_recorded(configure, tmp_path, poison
     assert all(np.array_equal(before[name], after[name]) for name in before), "a skipped update changes nothing"
     assert sorted(file.name for file in (run / "bad_batches").glob("*.npz")) == ["00000002.npz", "00000004.npz"]
     assert json.loads((run / "bad_batches" / "00000002.json").read_text())["leaves"]["actions"]["not_finite"] > 0
+    assert train(dataclasses.replace(config, steps=7), exp_name="run", resume=True) == 0
+    assert values_of(run, "skipped")[7] == 2, "a run that goes on goes on counting"
 
 
 def test_too_many_bad_batches_in_a_row_end_the_run_with_the_last_good_state_kept(configure, tmp_path, poison):
