@@ -77,9 +77,9 @@ class Train(Configured):
             if "RESOURCE_EXHAUSTED" not in str(error):
                 raise
             raise TrainingError(
-                f"a device has not enough memory: {in_one_line(error)}. Less is needed with more --fsdp-devices or with "
-                "--model.remat full, which a run can also be resumed with; with a smaller --batch-size, or more "
-                "--agent.accumulation-steps, it is another run. `pirl plan` says beforehand what fits."
+                f"a device has not enough memory: {in_one_line(error).rstrip('.')}. Less is needed with more "
+                "--fsdp-devices or with --model.remat full, which a run can also be resumed with; with a smaller "
+                "--batch-size, or more --agent.accumulation-steps, it is another run. `pirl plan` says what fits."
             ) from error
 
     def resolve(self) -> "RLTrainConfig":

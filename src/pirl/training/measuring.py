@@ -51,7 +51,7 @@ def measure_success_once(
     line: Exchange,
     is_stopped: Callable[[], bool] = lambda: False,
 ) -> tuple[dict[str, Number], str]:
-    """The same for all hosts: the first one measures it, where there are others to the end."""
+    """The same for all hosts: the first one measures it, to the end if there are others."""
     here = acting_copy(agent)
     is_stopped = is_stopped if line.count == 1 else lambda: False
 
