@@ -59,7 +59,7 @@ fuzz: $(READY)  ## look for input that makes a reader crash, for ten minutes
 	$(INSTALL) atheris==3.0.0
 	$(BIN)/python scripts/fuzz.py --seconds 600
 
-mutants: $(READY)  ## break the code in a dozen places: the tests that stand against it have to fail
+mutants: $(READY)  ## break the code in twenty places: the tests that stand against it have to fail
 	$(BIN)/python scripts/mutants.py
 
 soak: $(READY)  ## disturb the demo's learners for two hours: they have to end in the same bits (docs/results/soak.md)
