@@ -59,7 +59,7 @@ fuzz: $(READY)  ## fuzz everything that reads text, for ten minutes
 	$(INSTALL) atheris==3.0.0
 	$(BIN)/python scripts/fuzz.py --seconds 600
 
-mutants: $(READY)  ## mutation tests: break the code in a dozen places and check that tests fail
+mutants: $(READY)  ## mutation tests: break the code in twenty places and check that tests fail
 	$(BIN)/python scripts/mutants.py
 
 soak: $(READY)  ## inject faults into the demo's learners for two hours; they have to end bit-identical (docs/results/soak.md)

@@ -100,6 +100,60 @@ MUTANTS = (
         "centre = rate",
         "envs/test_intervals.py",
     ),
+    Mutant(
+        "data/chunks.py",
+        "sequence_mask=next_terminal | (anchors + horizon < ends)",
+        "sequence_mask=next_terminal | (anchors + horizon <= ends)",
+        "data/test_chunks.py::test_the_table_holds_for_every_anchor",
+    ),
+    Mutant(
+        "data/evidence.py",
+        'return True if at_last.get("done") is False else at_last.get("truncated")',
+        'return at_last.get("truncated")',
+        "data/test_outcomes.py::test_a_failure_ends_or_runs_out_of_time_as_the_data_says",
+    ),
+    Mutant(
+        "envs/rollouts.py",
+        "terminal=self.terminated,\n            success",
+        "terminal=self.terminated or self.truncated,\n            success",
+        "envs/test_rollouts.py::test_running_out_of_time_is_no_end_of_the_task_for_the_replay_buffer",
+    ),
+    Mutant(
+        "data/replay.py",
+        "if (file := self._episodes.pop(0).file) is not None:",
+        "if (file := self._episodes.pop().file) is not None:",
+        "data/test_replay.py::test_the_oldest_make_room",
+    ),
+    Mutant(
+        "agents/acrlpd.py",
+        "prefix = jax.lax.stop_gradient(seen.prefix)\n        chunks",
+        "prefix = seen.prefix\n        chunks",
+        "agents/test_acrlpd.py::test_best_of_n_imitates_the_chunk_that_the_online_critics_prefer",
+    ),
+    Mutant(
+        "agents/learning.py",
+        "move_average(self.average, trainable, self.ema_decay)",
+        "move_average(self.average, self.trainable, self.ema_decay)",
+        "agents/test_bc.py::test_an_update_moves_parameters_and_average_and_leaves_the_frozen",
+    ),
+    Mutant(
+        "training/updates.py",
+        "key = jax.random.fold_in(key, rollbacks)",
+        "pass",
+        "training/test_updates.py::test_every_update_of_every_run_and_after_every_roll_back_has_a_key_of_its_own",
+    ),
+    Mutant(
+        "models/lora.py",
+        "b = b.sum(axis=0, keepdims=True)",
+        "pass",
+        "models/test_lora.py::test_a_merged_policy_samples_the_same",
+    ),
+    Mutant(
+        "envs/evaluation.py",
+        "results = {(result.task, result.seed): result for",
+        'results = {("", result.seed): result for',
+        "envs/test_evaluation.py::test_the_same_seed_of_another_task_is_another_start",
+    ),
 )
 
 

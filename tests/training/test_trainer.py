@@ -204,8 +204,8 @@ def test_a_bad_batch_is_skipped_counted_and_recorded(configure, tmp_path, poison
 
 
 def test_too_many_bad_batches_in_a_row_end_the_run_with_the_last_good_state_kept(configure, tmp_path, poison):
-    config = configure(**PLAIN, steps=20, checkpoints__every=4, health__max_skipped=3)
-    poison |= set(range(5, 20))
+    config = configure(**PLAIN, steps=9, checkpoints__every=4, health__max_skipped=3)
+    poison |= set(range(5, 9))
     with pytest.raises(TrainingError, match="3 updates in a row were skipped.*last good state is .*/4") as error:
         train(config, exp_name="run")
     assert not isinstance(error.value, AssertionError)
@@ -215,7 +215,7 @@ def test_too_many_bad_batches_in_a_row_end_the_run_with_the_last_good_state_kept
     poison.clear()  # the cause was seen to
     assert train(config, exp_name="run", resume=True) == 0
     train(config, exp_name="reference")
-    assert_same_run(run, tmp_path / "reference", 20)
+    assert_same_run(run, tmp_path / "reference", 9)
 
 
 def test_another_learner_is_refused_before_anything_is_touched(configure, tmp_path):
