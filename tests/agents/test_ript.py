@@ -254,6 +254,24 @@ def test_the_whole_batch_in_parts_gives_the_same_update():
         np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)
 
 
+# --- practice ----------------------------------------------------------------------------------------------------------
+
+
+def test_practice_integrates_the_flow_by_midpoints():
+    """Two steps, each of which looks at the flow in its middle, as written down for the linear policy."""
+    agent, batch, keys = ript(practice_solver="midpoint", denoising_steps=4), make_batch(), jax.random.split(KEY, 8)
+    eye, plan, mix = (np.asarray(agent.learned.trainable[name], np.float64) for name in ("eye", "plan", "mix"))
+    seen = (batch.observations.state @ eye @ plan).reshape(batch.actions.shape)
+
+    def flow(x: np.ndarray, time: float) -> np.ndarray:
+        return x @ mix + seen * (1 + time)
+
+    x = np.stack([np.asarray(jax.random.normal(key, batch.actions.shape[1:]), np.float64) for key in keys])
+    for time in (1.0, 0.5):
+        x = x - 0.5 * flow(x - 0.25 * flow(x, time), time - 0.25)
+    np.testing.assert_allclose(jax.jit(RIPTAgent.practise)(agent, batch.observations, keys), x, rtol=1e-4, atol=1e-5)
+
+
 # --- drift, validation -------------------------------------------------------------------------------------------------
 
 

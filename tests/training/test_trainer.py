@@ -218,6 +218,14 @@ def test_too_many_bad_batches_in_a_row_end_the_run_with_the_last_good_state_kept
     assert_same_run(run, tmp_path / "reference", 9)
 
 
+def test_bad_batches_in_a_row_are_counted_on_when_a_run_goes_on(configure, poison):
+    poison |= {2, 3, 4}
+    config = configure(**PLAIN, steps=4, health__max_skipped=3)
+    assert train(config, exp_name="run") == 0
+    with pytest.raises(TrainingError, match="3 updates in a row were skipped"):
+        train(dataclasses.replace(config, steps=5), exp_name="run", resume=True)
+
+
 def test_another_learner_is_refused_before_anything_is_touched(configure, tmp_path):
     config = configure(**PLAIN, steps=3)
     train(config, exp_name="run")
