@@ -11,7 +11,7 @@ NOBODY, HOST = 2**22 + 1, socket.gethostname()
 BEGUN = "2026-01-02 10:00:00,000 INFO demo in runs/mine\n"
 ENDS = {
     "done": "2026-01-02 10:05:00,000 INFO done after 100 updates.\n2026-01-02 10:05:00,001 INFO policy: runs/mine/p\n",
-    "stopped": "2026-01-02 10:05:00,000 INFO stopped at step 60; --resume goes on from here.\n",
+    "stopped": "2026-01-02 10:05:00,000 INFO stopped at step 60; continue with --resume.\n",
     "failed": "2026-01-02 10:05:00,000 ERROR the disk is <full>\nTraceback (most recent call last):\n  File\n",
     "ended": "2026-01-02 10:05:00,000 INFO compiling the update …\n",
 }

@@ -48,7 +48,7 @@ def terminate(scene: Scene) -> str | None:
     """SIGTERM: it has to save, say so, and end with 0."""
     scene.segment.process.send_signal(signal.SIGTERM)
     code = scene.segment.finish(_GRACE)
-    if code == 0 and "--resume goes on from here" in scene.segment.words and states(scene.run):
+    if code == 0 and "continue with --resume" in scene.segment.words and states(scene.run):
         return None
     if code in (0, -signal.SIGTERM) and "done after" in scene.segment.words:
         raise NotInjectedError("the run was just over")

@@ -53,7 +53,7 @@ def lead(text):
     ("end", "said"),
     [
         ("done", "mine is done. 100 of 100 updates."),
-        ("stopped", "mine was stopped at step 60; --resume goes on from here."),
+        ("stopped", "mine was stopped at step 60; continue with --resume."),
         ("failed", "mine failed: the disk is <full>."),
         ("ended", "mine ended without a message"),
     ],

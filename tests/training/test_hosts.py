@@ -397,5 +397,5 @@ def test_a_signal_to_one_host_stops_all_at_the_same_step(data, tmp_path, asked):
     processes[asked].send_signal(signal.SIGINT)
     ended = finish(processes)
     assert [code for code, _ in ended] == [130, 130]
-    assert "--resume goes on from here" in ended[0][1]
+    assert "continue with --resume" in ended[0][1]
     assert (run / "checkpoints" / "state" / str(max(values_of(run, "loss")))).is_dir()

@@ -92,13 +92,13 @@ def test_sigterm_and_ctrl_c_save_and_the_run_goes_on_to_the_same_bits(data, toy_
     for number, lines, code in ((signal.SIGTERM, 8, 0), (signal.SIGINT, 18, 130)):
         ended, said = finish(start(run, data, *TOY_OPTIONS, *resumed, TOY_SIGNAL=f"{number:d} {lines}", **QUICK))
         assert ended == code
-        assert "--resume goes on from here" in said
+        assert "continue with --resume" in said
         resumed = ("--resume",)
         stopped = max(map(int, os.listdir(run / "checkpoints" / "state")))
         assert 0 < stopped < 24 if number == signal.SIGTERM else 24 < stopped < last
     ended, said = finish(start(run, data, *TOY_OPTIONS, *resumed, **QUICK))
     assert ended == 0
-    assert "going on from step" in said
+    assert "resuming from step" in said
     assert_same_run(run, reference, last)
 
 

@@ -153,7 +153,7 @@ def test_stopped_within_an_iteration_it_saves_and_goes_on_to_the_same_bits(pract
         assert step not in values_of(tmp_path / "reference", "rollout/drift"), "that is within an iteration"
         at_batch[made + step] = lambda batches, number=number: os.kill(os.getpid(), number)
         assert train(config, exp_name="run", resume=resume) == code
-        assert f"stopped at step {step}; --resume goes on from here" in capsys.readouterr().err
+        assert f"stopped at step {step}; continue with --resume" in capsys.readouterr().err
         assert saved(run)[-1] == step
         resume = True
     assert train(config, exp_name="run", resume=True) == 0
@@ -174,7 +174,7 @@ def test_stopped_among_rollouts_it_saves_at_once_and_rolls_out_again(practise, t
 
     monkeypatch.setattr(Fair, "fails", staticmethod(stop_in_the_third_iteration))
     assert train(config, exp_name="run") == 0
-    assert f"stopped at step {second}; --resume goes on from here" in capsys.readouterr().err
+    assert f"stopped at step {second}; continue with --resume" in capsys.readouterr().err
     assert saved(run)[-1] == second
     stopped_after = len(steps_since)
     assert len(open_dataset(str(run / "rollouts")).lengths) > 0

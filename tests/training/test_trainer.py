@@ -99,7 +99,7 @@ def test_a_run_is_neither_mixed_with_another_nor_overwritten_unasked(configure, 
     config = configure(**PLAIN, steps=3)
     train(config, exp_name="run")
     before = (tmp_path / "run" / "metrics.jsonl").read_bytes()
-    with pytest.raises(ConfigError, match="holds a run already, with checkpoints up to step 3: --resume"):
+    with pytest.raises(ConfigError, match="already holds a run, with checkpoints up to step 3: --resume"):
         train(config, exp_name="run")
     other = configure(**PLAIN, steps=3, batch_size=16, agent__discount=0.5)
     with pytest.raises(ConfigError, match=r"agent.discount: 0.99 in the run, 0.5 now\n  batch_size: 8 in .*, 16 now"):
@@ -120,7 +120,7 @@ def test_resuming_a_finished_run_says_so_and_does_nothing(configure, tmp_path, c
     before = {file: (file.stat().st_mtime_ns, file.stat().st_size) for file in kept}
     metrics = (run / "metrics.jsonl").read_bytes()
     assert train(config, exp_name="run", resume=True) == 0
-    assert "updates were made already: more --steps would go on." in capsys.readouterr().err
+    assert "updates are done already; to continue, raise --steps." in capsys.readouterr().err
     assert {file: (file.stat().st_mtime_ns, file.stat().st_size) for file in kept} == before
     assert (run / "metrics.jsonl").read_bytes() == metrics
 

@@ -20,16 +20,16 @@ class CurriculumConfig:
     """How contexts are chosen. The defaults suit about eight attempts at each."""
 
     initial_states: int | None = None
-    """How many initial states of every task there are to be learned from, each with a success rate of its own. By
-    default there are always new ones, and the tasks alone have rates."""
+    """Number of initial states per task to learn from, each with its own success rate. By default every attempt starts
+    from a new initial state, and success rates are kept per task."""
     success_rate_target: float = 0.5
-    """The success rate at which most is to be learned: contexts near it are drawn most often."""
+    """Contexts whose success rate is near this value are drawn most often."""
     sharpness: float = 16.0
-    """How fast the probability falls with the distance from the target; 0 draws all contexts equally often."""
+    """How quickly the probability falls with the distance from the target; 0 draws all contexts equally often."""
     floor: float = 0.05
-    """How often contexts far from the target are drawn, compared with one that is at the target."""
+    """Relative probability of contexts far from the target (1 at the target)."""
     memory: float = 0.5
-    """How much of a running success rate stays when a new one is recorded."""
+    """Decay of the running success rates: the weight of the old value when a new one is recorded."""
 
     def __post_init__(self) -> None:
         if self.initial_states is not None and not 1 <= self.initial_states <= TASKS_APART:

@@ -13,18 +13,18 @@ Action = Float32[np.ndarray, " action_dim"]
 
 @dataclass(frozen=True)
 class ExpertConfig:
-    """The quality of a scripted expert. The defaults are its best; each flaw makes other failures."""
+    """The quality of a scripted expert. The defaults are its best; each flaw causes a different kind of failure."""
 
     aim_bias: float = 0.0
-    """Standard deviation of where it aims, in metres: one error for the whole episode."""
+    """Standard deviation of its aiming error, in metres; drawn once per episode."""
     noise: float = 0.0
-    """Standard deviation of noise on every action, as a share of the largest motion of one step."""
+    """Standard deviation of the action noise, as a fraction of the largest motion of one step."""
     delay: int = 0
-    """Longest hesitation: it starts up to this many steps late."""
+    """It starts up to this many steps late."""
     give_up: float = 0.0
-    """Probability that it stops trying somewhere on the way."""
+    """Probability that it gives up at some point of the episode."""
     flawed: float = 1.0
-    """Share of the episodes that have these flaws; the others are its best."""
+    """Fraction of the episodes with these flaws; in the others it does its best."""
 
     def __post_init__(self) -> None:
         for name in ("aim_bias", "noise", "delay"):

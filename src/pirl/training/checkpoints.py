@@ -261,7 +261,7 @@ class Checkpoints:
         older = f"The newest that is whole is that of step {saved[-1]}" if saved else "There is no other one"
         return CheckpointError(
             f"the checkpoint of step {step} could not be written in {self._run.checkpoints}: {reason}. "
-            f"{older}. See to the cause (a full disk, missing rights), then go on with --resume."
+            f"{older}. See to the cause (a full disk, missing rights), then continue with --resume."
         )
 
 

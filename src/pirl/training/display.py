@@ -116,7 +116,7 @@ class Display:
         except (OSError, SystemExit) as error:  # the latter is what rich makes of a broken pipe
             # Whoever read along has left: no reason to lose the run.
             self._console.quiet = True
-            self._to_log(logging.WARNING, f"nothing can be printed any more ({error!r}); the run goes on.")
+            self._to_log(logging.WARNING, f"nothing can be printed any more ({error!r}); the run continues.")
 
     def _to_log(self, level: int, text: str, error: BaseException | None = None) -> None:
         if self._log is not None:

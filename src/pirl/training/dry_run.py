@@ -86,7 +86,7 @@ def _about_learner(agent: Agent) -> list[tuple[str, str]]:
     counts = agent.parameter_counts()
     sizes = state_bytes(agent)
     return [
-        ("policy", f"{counts['policy']:,} parameters, {counts['policy_trainable']:,} of them learn"),
+        ("policy", f"{counts['policy']:,} parameters, {counts['policy_trainable']:,} trainable"),
         *([("critics", f"{counts['critic']:,} parameters")] if "critic" in counts else []),
         (
             "state",

@@ -224,7 +224,7 @@ class Iterations:
         if found.is_short:
             lines.append(
                 f"{found.tried} initial states were tried and {len(found.kept)} of {config.groups} groups found whose "
-                "attempts differ: the budget is spent, and the iteration goes on with these (rollout.budget)."
+                "attempts differ: the budget is spent, and the iteration continues with these (rollout.budget)."
             )
         self._let_go()
         robot = self._setup.policy_io.robot

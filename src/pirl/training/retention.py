@@ -97,7 +97,7 @@ def refuse_without_states(run: RunDirectory) -> None:
     """Raise if there is nothing to go on from where there was once: a run that begins again takes the place of all."""
     if not saved_steps(run.states) and (policies := saved_steps(run.policies)):
         raise CheckpointError(
-            f"{run.policies} has policies up to step {policies[-1]}, but {run.states} has no state to go on from: put "
+            f"{run.policies} has policies up to step {policies[-1]}, but {run.states} has no state to resume from: put "
             "one back from a copy, or begin another run (--exp-name) from the policy of this one (--checkpoint "
             f"{run.path}). To begin this one again, and lose them, give --overwrite."
         )

@@ -75,7 +75,7 @@ class RunDirectory(RunFiles):
         A run that is there, to be gone on with or to be overwritten, stays as it is until `begin`.
         """
         if resume and overwrite:
-            raise ConfigError("--resume goes on with a run and --overwrite deletes it: give one of them.")
+            raise ConfigError("--resume continues a run and --overwrite deletes it: give only one of them.")
         path = Path(os.path.expanduser(directory)).resolve()
         files = RunFiles(path)
         _refuse_foreign(files)
@@ -169,8 +169,8 @@ def _prepare(run: RunFiles, config: dict[str, Any], resume: bool, overwrite: boo
         return metadata | {"resumed": [*metadata["resumed"], entry], "config": config, "stopped": False}
     if exists and not overwrite:
         raise ConfigError(
-            f"{run.path} holds a run already, with checkpoints up to step {reached}: --resume goes on with it, "
-            "--overwrite deletes it and begins again; or choose another --exp-name."
+            f"{run.path} already holds a run, with checkpoints up to step {reached}: --resume continues it, "
+            "--overwrite deletes it and starts over; or choose another --exp-name."
         )
     return {"begun": now, "command": command, "versions": versions(), "resumed": [], "config": config}
 

@@ -68,7 +68,7 @@ def _explain(code: int, said: str, hosts: Hosts, config: HostsConfig) -> str:
     ended = exit_in_words(code)
     if code != -signal.SIGABRT or "distributed service" not in said:
         tail = "\n".join(said.strip().splitlines()[-20:])
-        return f"the process was {ended}, and the run cannot go on. {_RESUME} Its last words:\n{tail}"
+        return f"the process was {ended}, and the run cannot continue. {_RESUME} Its last words:\n{tail}"
     if unheard := re.search(r"stopped sending heartbeats\):\s*((?:[\d, ]+\s)+)", said):
         names = ", ".join(unheard[1].split())
         lost = f"host {names} has given no sign of life for {config.lost_timeout} s (--hosts.lost-timeout)"
@@ -76,7 +76,7 @@ def _explain(code: int, said: str, hosts: Hosts, config: HostsConfig) -> str:
         lost = f"host 0, at {hosts.coordinator}, is gone or cannot be reached any more"
     else:
         lost = "the connection with another host was lost"
-    return f"{lost}, so the run cannot go on. See its log for why. {_RESUME}"
+    return f"{lost}, so the run cannot continue. See its log for why. {_RESUME}"
 
 
 # --- within the child ----------------------------------------------------------------------------------------------
@@ -198,7 +198,9 @@ def _listen(hosts: Hosts) -> None:
     if reason.startswith(f"host {hosts.process_id} "):
         return
     time.sleep(_GRACE)  # the same may have happened here, and is said here then
-    print(f"host {hosts.process_id}: {reason}\nThe run cannot go on without it. {_RESUME}", file=sys.stderr, flush=True)
+    print(
+        f"host {hosts.process_id}: {reason}\nThe run cannot continue without it. {_RESUME}", file=sys.stderr, flush=True
+    )
     _announce(hosts, reason)
     os._exit(1)
 

@@ -15,13 +15,13 @@ def opening_words(agent: Agent, hints: Sequence[str], step: int) -> Iterator[str
     yield f"parameters: {counts}"
     yield from hints
     if step:
-        yield f"going on from step {step}."
+        yield f"resuming from step {step}."
 
 
 def closing_words(config: RLTrainConfig, step: int, clock: int, ending: Ending) -> str:
     """Why it ends after so many updates, and iterations if it goes by them; and what could be done about it."""
     if ending == "interrupted":
-        return f"stopped at step {step}; --resume goes on from here."
+        return f"stopped at step {step}; continue with --resume."
     if ending == "no better":
         return (
             f"stopped at step {step}: {config.stopping.metric} has not improved for {config.stopping.patience} "
@@ -30,6 +30,6 @@ def closing_words(config: RLTrainConfig, step: int, clock: int, ending: Ending) 
     if ending == "nothing to do":
         more = "--rollout.iterations" if config.goes_by_iterations else "--steps"
         if config.goes_by_iterations and clock < config.rollout.iterations:
-            more = "patience with iterations that have nothing to teach (--rollout.max-barren)"
-        return f"all {step} updates were made already: more {more} would go on."
+            more = "--rollout.max-barren (iterations in a row without any signal)"
+        return f"all {step} updates are done already; to continue, raise {more}."
     return f"done after {step} updates."

@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 Number = float | int
 # No line is longer than this, so that the end of the last whole one is found without reading the whole file.
 _LONGEST_LINE = 1 << 20
-_ADVICE = "See to the cause (a full disk, missing rights), then go on with --resume."
+_ADVICE = "See to the cause (a full disk, missing rights), then continue with --resume."
 
 
 class JsonLines:

@@ -34,7 +34,7 @@ class AlohaEnv(RobotEnv):
     Options:
         height: pixels of the camera's picture, from top to bottom
         width: pixels of the camera's picture, from left to right
-        max_steps: steps until time runs out (300 in gym-aloha, and so in OpenPI's evaluation)
+        max_steps: steps until the episode times out (300 in gym-aloha, and so in OpenPI's evaluation)
         quality: "fast" renders without shadows and multisampling; "stock" as gym-aloha, 8.5 times slower
         render_mode: what render() returns; there is only "rgb_array"
     """

@@ -29,16 +29,16 @@ class TabletopEnv(RobotEnv):
     something falls off the table. A grasp that is not centred slips, and the block jumps aside.
 
     Options:
-        objects: coloured blocks, 1 to 4; each can be asked for
+        objects: coloured blocks, 1 to 4; a task may ask for any of them
         zones: coloured zones, 1 to 4
-        distractors: round things nobody asks for, 0 to 4
-        precision: how close to the middle of a block a grasp has to be, in metres
-        action_noise: noise on every motion, as a share of the largest
-        max_steps: steps until time runs out
+        distractors: round objects that no task mentions, 0 to 4
+        precision: how close to the centre of a block a grasp has to be, in metres
+        action_noise: noise on every motion, as a fraction of the largest motion
+        max_steps: steps until the episode times out
         layout: "sorted" (every zone and block in its own part of the table) or "free" (anywhere, much harder to learn)
         image_size: pixels along the side of both cameras
-        observation: "pixels" (two cameras, gripper) or "state" (no cameras; true places instead)
-        render_size: pixels of the picture for people
+        observation: "pixels" (two cameras, gripper) or "state" (true positions, no cameras)
+        render_size: pixels along the side of rendered images and videos
         render_mode: for Gymnasium; there is only rgb_array
     """
 
