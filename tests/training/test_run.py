@@ -92,10 +92,10 @@ def test_an_empty_directory_may_be_used(tmp_path):
 
 def test_a_run_that_is_there_is_neither_touched_nor_continued_unless_told(finished):
     before = listing(finished)
-    with pytest.raises(ConfigError, match=r"up to step 30: --resume goes on with it, --overwrite deletes it"):
+    with pytest.raises(ConfigError, match=r"up to step 30: --resume continues it, --overwrite deletes it"):
         open_run(finished)
     assert listing(finished) == before
-    with pytest.raises(ConfigError, match="give one of them"):
+    with pytest.raises(ConfigError, match="give only one of them"):
         open_run(finished, resume=True, overwrite=True)
 
 

@@ -7,11 +7,13 @@ import jax
 import numpy as np
 import pytest
 
+from builders import MICRO, random_model
 from pirl.config import override_config
 from pirl.data import load_robot, open_dataset
-from pirl.errors import ConfigError, DataError
+from pirl.errors import CheckpointError, ConfigError, DataError
 from pirl.interop import NormStats, save_policy
 from pirl.run_files import RunFiles
+from pirl.training import setup as making
 from pirl.training.setup import agent_shapes, agent_sharding, create_agent, hold_out, set_up
 
 
@@ -62,6 +64,15 @@ def test_data_that_does_not_fit_is_refused_before_it_is_prepared(configure, tmp_
     (tmp_path / "robot.json").write_text(json.dumps(robot.to_dict()))
     with pytest.raises(DataError, match="robot other has its state in observation.joints; the columns are"):
         set_up(configure(data__robot=str(tmp_path / "robot.json")))
+
+
+def test_a_policy_of_another_model_is_refused_before_data_are_prepared(configure, tmp_path, monkeypatch):
+    save_policy(tmp_path / "policy", random_model(MICRO))
+    prepared = []
+    monkeypatch.setattr(making, "load_trajectories", lambda *_, **__: prepared.append("frames"))
+    with pytest.raises(CheckpointError, match="is not of this model"):
+        set_up(configure(checkpoint=str(tmp_path / "policy"), from_scratch=False))
+    assert prepared == []
 
 
 @pytest.mark.usefixtures("toy")

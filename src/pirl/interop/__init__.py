@@ -8,7 +8,15 @@ if TYPE_CHECKING:
     from pirl.interop.agreement import check_agreement
     from pirl.interop.comparing import Difference, check_values, compare
     from pirl.interop.norm_stats import NormStats, read_norm_stats, write_norm_stats
-    from pirl.interop.reading import Checkpoint, check_fit, find_params, load_policy, open_checkpoint, resolve_config
+    from pirl.interop.reading import (
+        Checkpoint,
+        check_fit,
+        check_match,
+        find_params,
+        load_policy,
+        open_checkpoint,
+        resolve_config,
+    )
     from pirl.interop.writing import OWN_KEYS, check_target, resolve_target, save_checkpoint, save_policy
 
 __getattr__, __dir__, __all__ = lazy_names(
@@ -28,6 +36,7 @@ __getattr__, __dir__, __all__ = lazy_names(
         "reading": (
             "Checkpoint",
             "check_fit",
+            "check_match",
             "find_params",
             "load_policy",
             "open_checkpoint",

@@ -145,12 +145,8 @@ def load_policy(
     """
     checkpoint = open_checkpoint(path)
     config = resolve_config(checkpoint, config)
-    expected = expected_parameters(config)
-    absent = {name: leaf for name, leaf in expected.items() if "lora" in name and name not in checkpoint.leaves}
-    drawn = {} if fresh_lora is None else absent
-    check_fit(checkpoint, {name: leaf for name, leaf in expected.items() if name not in drawn})
-    check_agreement(checkpoint.directory, checkpoint.config, config, to_learn=to_learn)
-    dtypes = {} if param_dtype is None else dict.fromkeys(expected, jnp.dtype(param_dtype))
+    drawn = check_match(checkpoint, config, fresh_lora=fresh_lora is not None, to_learn=to_learn)
+    dtypes = {} if param_dtype is None else dict.fromkeys([*checkpoint.leaves, *drawn], jnp.dtype(param_dtype))
     arrays = checkpoint.read(dtypes=dtypes, sharding=sharding)
     for index, (name, leaf) in enumerate(sorted(drawn.items())):
         assert fresh_lora is not None
@@ -159,6 +155,18 @@ def load_policy(
         place = None if sharding is None else sharding(name, jax.ShapeDtypeStruct(value.shape, value.dtype))
         arrays[name] = jax.device_put(value, place)
     return set_parameters(abstract_model(config), arrays)
+
+
+def check_match(
+    checkpoint: Checkpoint, config: Pi0Config, *, fresh_lora: bool = False, to_learn: bool = False
+) -> dict[str, jax.ShapeDtypeStruct]:
+    """Raise unless a checkpoint can be loaded into a model; returns the LoRA weights that are to be drawn, if allowed."""
+    expected = expected_parameters(config)
+    absent = {name: leaf for name, leaf in expected.items() if "lora" in name and name not in checkpoint.leaves}
+    drawn = absent if fresh_lora else {}
+    check_fit(checkpoint, {name: leaf for name, leaf in expected.items() if name not in drawn})
+    check_agreement(checkpoint.directory, checkpoint.config, config, to_learn=to_learn)
+    return drawn
 
 
 def resolve_config(checkpoint: Checkpoint, config: Pi0Config | str | None = None) -> Pi0Config:

@@ -39,7 +39,7 @@ from pirl.envs.planner import check_policy, check_same_actions, choose_statistic
 from pirl.envs.pools import EnvPool
 from pirl.errors import CheckpointError, ConfigError, DataError
 from pirl.files import expand_home
-from pirl.interop import NormStats, load_policy, open_checkpoint
+from pirl.interop import NormStats, check_match, load_policy, open_checkpoint
 from pirl.models import Pi0, Tokenizer, abstract_model, create_model
 from pirl.run_files import RunFiles, saved_steps
 from pirl.training.learners import create_learner
@@ -130,6 +130,10 @@ def set_up(config: RLTrainConfig, *, resumed: RunFiles | None = None, progress: 
 
     A run that is `resumed` has statistics of its own, in the policies that it has written.
     """
+    if config.checkpoint is not None and resumed is None:
+        # It is loaded later, when all this is done: that it does not fit should not come to light only then.
+        start = open_checkpoint(find_policy(expand_home(config.checkpoint)))
+        check_match(start, config.model, fresh_lora=True, to_learn=True)
     robot, model = load_robot(config.data.robot), config.model
     dataset = None if config.data.repo_id is None else open_dataset(config.data.repo_id)
     if dataset is not None:
