@@ -87,7 +87,7 @@ def test_conversion_to_pytorch_and_back_changes_nothing(run, checkpoint, tmp_pat
     (pytorch / "optimizer.pt").touch()  # as OpenPI's training leaves it there
     assert json.loads(run("convert", pytorch, "--json")[1])["style"] == "pytorch"
     code, out, _ = run("convert", pytorch, back)
-    assert (code, "left out, as no part of a policy: optimizer.pt" in out) == (0, True)
+    assert (code, "left out, because not part of a policy: optimizer.pt" in out) == (0, True)
     for other in (pytorch, back):
         assert run("convert", "--check", checkpoint, other)[:2] == (0, f"{checkpoint} and {other}: equal\n")
     assert open_checkpoint(pytorch).description["step"] == 3
