@@ -157,7 +157,7 @@ def test_any_line_is_a_label_or_named(tmp_path, entry):
     except DataError as error:
         assert "line 1" in str(error)
         return
-    said = {key: float(value) if key == "reward" else value for key, value in entry.items()}
+    said = {key: float(value) if key == "reward" and value is not None else value for key, value in entry.items()}
     assert labels == {entry["episode"]: Label(**said)}
     write_labels(tmp_path, labels)
     assert read_labels(tmp_path) == labels
