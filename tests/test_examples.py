@@ -66,6 +66,7 @@ def test_experts_roll_out_in_worker_processes_and_flaws_make_some_fail(env: Robo
     assert all(rollout.truncated and len(rollout) == 60 for rollout in flawed if not rollout.success)
 
 
+@pytest.mark.slow  # docs/guides/simulator.md takes the same way, and its commands are run with the others
 def test_the_readmes_commands_work(tmp_path: Path) -> None:
     work = shutil.copytree(CUSTOM_ENV, tmp_path / "custom_env", ignore=shutil.ignore_patterns("__pycache__", "data"))
     (block,) = re.findall(r"```bash\n(.*?)```", (work / "README.md").read_text(), re.DOTALL)

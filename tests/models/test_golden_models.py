@@ -132,7 +132,8 @@ def test_gradients_equal_openpi(name):
 
 
 # LoRA: tests/agents/test_bc.py. What is added here to gradients, which are compared for all of them, is not pirl's own.
-@pytest.mark.parametrize("name", ["pi05_tiny", pytest.param("pi0_tiny", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["pi05_tiny", "pi0_tiny"])
 def test_three_training_steps_equal_openpi(name):
     """Augmentation, noise, loss, gradients, freezing and AdamW together, step after step."""
     policy, (obs, inputs) = model(name), observation(name)

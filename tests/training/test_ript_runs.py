@@ -396,7 +396,7 @@ def test_who_always_succeeds_is_done(practise, tmp_path, capsys):
     assert [line["rollout/success"] for line in lines] == [1.0, 1.0]
     # What it came to is saved: nothing is tried again.
     assert train(config, exp_name="run", resume=True) == 0
-    assert "0 updates were made already: more patience with iterations that have" in capsys.readouterr().err
+    assert "0 updates are done already; to continue, raise --rollout.max-barren" in capsys.readouterr().err
     assert read_metrics(tmp_path / "run") == lines
 
 

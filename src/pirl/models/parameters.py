@@ -1,5 +1,6 @@
 """Parameters as flat dictionaries: '/'-joined paths, as OpenPI's checkpoints and freeze rules name them."""
 
+import functools
 from collections.abc import Mapping
 from typing import Any
 
@@ -28,6 +29,12 @@ def set_parameters(model: Pi0, parameters: Mapping[str, Any]) -> Pi0:
 
 def expected_parameters(config: Pi0Config) -> dict[str, jax.ShapeDtypeStruct]:
     """The shape and dtype of every parameter a configuration calls for."""
+    return dict(_expected_parameters(config))
+
+
+@functools.lru_cache(maxsize=32)
+def _expected_parameters(config: Pi0Config) -> dict[str, jax.ShapeDtypeStruct]:
+    """Remembered: to trace a full-size model takes a second, and all presets are asked about one checkpoint."""
     return get_parameters(abstract_model(config))
 
 
