@@ -94,6 +94,7 @@ STORES = [
     Case("the checkpoint is a safetensors file without tensors", only("model.safetensors", safetensors(b"{}")), INSPECT, ["model.safetensors", "no parameters of a π₀"]),
     Case("the checkpoint is a safetensors file of pickles", only("model.safetensors", pickle.dumps(Bait())), INSPECT, ["model.safetensors", "damaged or incomplete"]),
     Case("a tensor lies beyond the end of its file", only("model.safetensors", safetensors(b'{"state_proj.bias": {"dtype": "F32", "shape": [9], "data_offsets": [0, 36]}}')), INSPECT, ["state_proj.bias", "does not fit"]),
+    Case("a weight in PyTorch has no axes", only("model.safetensors", safetensors(b'{"paligemma_with_expert.paligemma.model.language_model.layers.0.self_attn.k_proj.weight": {"dtype": "F32", "shape": [], "data_offsets": [0, 4]}}') + bytes(4)), INSPECT, ["k_proj.weight of shape ()", "it has 0 axes, not 2"]),
     Case("the model of a PyTorch file is no object", both(only("model.safetensors", safetensors(b"{}")), write("policy/pirl.json", '{"model": 3}')), INSPECT, ["pirl.json"]),
     Case("the checkpoint is a bucket", nothing, "convert gs://openpi-assets/checkpoints/pi0_base", ["gs:/", "copy it first"]),
 ]  # fmt: skip

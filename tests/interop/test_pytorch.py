@@ -191,6 +191,26 @@ def test_a_mesh_reads_what_one_device_reads(pi0: Path) -> None:
         np.testing.assert_array_equal(cut[path], leaf, err_msg=path)
 
 
+def test_a_part_of_a_policy_can_be_written(tmp_path: Path) -> None:
+    save_checkpoint(tmp_path / "part", {"action_out_proj/bias": jnp.arange(3.0)}, None, style="pytorch")
+    (read,) = open_checkpoint(tmp_path / "part").read().items()
+    assert (read[0], read[1].tolist()) == ("action_out_proj/bias", [0.0, 1.0, 2.0])
+
+
+def test_layers_that_differ_are_named(pi0: Path) -> None:
+    name = "paligemma_with_expert.gemma_expert.model.layers.1.input_layernorm.weight"
+
+    def shorten(tensors: dict) -> dict:
+        about, values = tensors[name]
+        return tensors | {name: ({**about, "shape": [6]}, values[:24])}
+
+    rewrite(pi0 / "model.safetensors", shorten)
+    with pytest.raises(
+        CheckpointError, match=r"layers.1.input_layernorm.weight is \(6,\) of float32, unlike .*layers.0"
+    ):
+        open_checkpoint(pi0)
+
+
 def test_lora_has_no_place_in_pytorch(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="no LoRA: merge it first"):
         save_policy(tmp_path / "policy", random_model(MICRO_LORA), style="pytorch")

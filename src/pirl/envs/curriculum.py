@@ -20,8 +20,8 @@ class CurriculumConfig:
     """How contexts are chosen. The defaults suit about eight attempts at each."""
 
     initial_states: int | None = None
-    """Number of initial states per task to learn from, each with its own success rate. By default every attempt starts
-    from a new initial state, and success rates are kept per task."""
+    """Number of initial states per task to learn from, each with its own success rate. By default every group of
+    attempts has a new initial state, and success rates are kept per task."""
     success_rate_target: float = 0.5
     """Contexts whose success rate is near this value are drawn most often."""
     sharpness: float = 16.0

@@ -161,6 +161,10 @@ RULES: dict[str, Rule] = {
     )
 }
 
+# By whose keys it is known how large a head is.
+_KEYS = "PaliGemma/llm/layers/attn/kv_einsum/w"
+_VISION_KEYS = "PaliGemma/img/Transformer/encoderblock/MultiHeadDotProductAttention_0/key/kernel"
+
 
 # --- reading ---------------------------------------------------------------------------------------------------------
 
@@ -228,10 +232,11 @@ class PyTorchStore:
                 ) from error
             shapes[name] = (tuple(split[axis] for axis in rule.here), tensor.dtype)
         first_name, (shape, dtype) = next(iter(shapes.items()))
-        for name, other in shapes.items():
-            if other != (shape, dtype):
+        for name, (other_shape, other_dtype) in shapes.items():
+            if (other_shape, other_dtype) != (shape, dtype):
                 raise CheckpointError(
-                    f"{self._file.path}: {name} is {other}, unlike {first_name}, which is {shape, dtype}."
+                    f"{self._file.path}: {name} is {other_shape} of {other_dtype}, unlike {first_name}, which is "
+                    f"{shape} of {dtype}. Copy the checkpoint again."
                 )
         ahead = ((len(layers),) if rule.is_layered else ()) + ((len(rule.names),) if len(rule.names) > 1 else ())
         return jax.ShapeDtypeStruct((*ahead, *shape), dtype)
@@ -250,23 +255,16 @@ def open_pytorch(path: Path, described: Pi0Config | None) -> PyTorchStore:
     names = {name.removeprefix(prefix): name for name in file.tensors}
     if _EMBEDDING not in names and _SAME_AS_EMBEDDING in names:
         names[_EMBEDDING] = names[_SAME_AS_EMBEDDING]
+    if not any(rule.names[0].format(layer=0) in names for rule in RULES.values()):
+        raise CheckpointError(f"{path} holds no parameters of a π₀: it begins with {next(iter(names), 'nothing')}.")
     kv_heads, vision_heads = _KV_HEADS, _VISION_HEADS
     if described is not None:
         kv_heads, vision_heads = described.language.num_kv_heads, described.vision.num_heads
     sizes = {"one": 1}
-    for axis, rule_path, heads in (
-        ("size", "PaliGemma/llm/layers/attn/kv_einsum/w", kv_heads),
-        (
-            "vision_size",
-            "PaliGemma/img/Transformer/encoderblock/MultiHeadDotProductAttention_0/key/kernel",
-            vision_heads,
-        ),
-    ):
-        name = RULES[rule_path].names[0].format(layer=0)
-        if name in names:
-            sizes[axis] = max(1, file.tensors[names[name]].shape[0] // heads)
-    if not any(name in names for rule in RULES.values() for name in (rule.names[0].format(layer=0),)):
-        raise CheckpointError(f"{path} holds no parameters of a π₀: it begins with {next(iter(names), 'nothing')}.")
+    for axis, rule, heads in (("size", _KEYS, kv_heads), ("vision_size", _VISION_KEYS, vision_heads)):
+        tensor = file.tensors.get(names.get(RULES[rule].names[0].format(layer=0), ""))
+        if tensor is not None and tensor.shape:  # one without axes is told of with the other wrong shapes
+            sizes[axis] = max(1, tensor.shape[0] // heads)
     return PyTorchStore(file, names, sizes)
 
 
@@ -303,9 +301,12 @@ def write_pytorch(directory: Path, params: Mapping[str, jax.Array]) -> None:
 
 
 def _unused(params: Mapping[str, jax.Array]) -> tuple[tuple[int, int], np.dtype] | None:
-    embedding, width = params.get("PaliGemma/llm/embedder/input_embedding"), params["action_in_proj/kernel"].shape[1]
+    """The shape and dtype of the output layer that nobody uses: as many tokens as the language model knows."""
+    embedding, into = (params.get(path) for path in ("PaliGemma/llm/embedder/input_embedding", "action_in_proj/kernel"))
+    if embedding is None or into is None:
+        return None
     narrowest = min((np.dtype(leaf.dtype) for leaf in params.values()), key=lambda dtype: dtype.itemsize)
-    return None if embedding is None else ((embedding.shape[0], width), narrowest)
+    return (embedding.shape[0], into.shape[1]), narrowest
 
 
 def _to_tensors(rule: Rule, leaf: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
