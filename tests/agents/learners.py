@@ -1,4 +1,4 @@
-"""A policy so small that its learners compile in a moment, batches for it, and a critic written again in numpy.
+"""A policy so small that its learners compile in a moment, and batches for it.
 
 The policy is a π₀ in everything but its networks: noise, Euler steps and losses are the real ones, while `encode` is one
 matrix, the flow is linear and flow times are uniform. XLA takes ten times as long for the smallest transformer.
@@ -28,9 +28,10 @@ from pirl.models.transformer import KVCache
 
 # Chunks of 4 steps and 3 dimensions, of which critics see 2 steps and 2 dimensions.
 STEPS, WIDTH, REAL, H = 4, 3, 2, 2
-MODEL = dataclasses.replace(MICRO, action_dim=WIDTH, action_horizon=STEPS, cameras=(), max_token_len=0)
+MODEL = dataclasses.replace(MICRO, action_dim=WIDTH, action_horizon=STEPS, cameras=(), max_token_len=2)
+SPEECHLESS = dataclasses.replace(MODEL, max_token_len=0)
 FEATURES = MODEL.language.width
-CRITIC = CriticConfig(num_critics=3, hidden_dims=(8, 8))
+CRITIC = CriticConfig(num_critics=3, hidden_dims=(8, 8), num_queries=2, query_width=4, num_heads=2)
 KEY = jax.random.key(5)
 
 
@@ -45,13 +46,15 @@ class LinearPolicy(Pi0):
 
     def encode(self, observation: Observation, rng: Any = None) -> Prefix:
         LinearPolicy.encoded += 1
-        batch = observation.state.shape[0]
-        nothing = jnp.zeros((1, batch, 0, 1, 1))
+        features = observation.state @ self.eye.get_value()
+        batch = len(features)
+        # Two tokens, for critics to choose from.
+        tokens = jnp.stack([jnp.tile(features, (1, 3)), jnp.tile(jnp.sin(features), (1, 3))], axis=1)
+        language = MODEL.language
+        cached = tokens.reshape(batch, 2, 2, language.depth, language.num_kv_heads, language.head_dim)
+        keys, values = jnp.moveaxis(cached, (2, 3), (0, 1))
         return Prefix(
-            cache=KVCache(nothing, nothing),
-            mask=jnp.zeros((batch, 0), bool),
-            features=observation.state @ self.eye.get_value(),
-            state=observation.state,
+            cache=KVCache(keys, values), mask=jnp.ones((batch, 2), bool), features=features, state=observation.state
         )
 
     def velocity(self, prefix: Prefix, x_t: Any, time: Any) -> Any:
@@ -100,6 +103,7 @@ def acrlpd(seed: int = 0, **changes: Any) -> ACRLPDAgent:
             target=jitter(agent.critics.latest, 2),
             average=jitter(agent.critics.latest, 3),
         ),
+        behavior=agent.behavior and dataclasses.replace(agent.behavior, params=jitter(agent.behavior.params, 5)),
         learned=dataclasses.replace(
             agent.learned, average=None if agent.learned.average is None else jitter(agent.learned.average, 4)
         ),
@@ -156,27 +160,3 @@ def flow_errors(agent: Any, batch: ChunkBatch, rng: jax.Array, dimensions: int) 
     x_t = t * noise + (1 - t) * batch.actions
     seen = (batch.observations.state @ eye @ plan).reshape(noise.shape)
     return np.square(x_t @ mix + seen * (1 + t) - (noise - batch.actions))[..., :dimensions].mean(axis=-1)
-
-
-def critic_values(critic: Any, features: Any, state: Any, chunks: Any) -> np.ndarray:
-    """What K critics think of chunks [b, n, h, d], in float64 and one row after the other."""
-    critic = jax.tree.map(lambda x: np.asarray(x, np.float64), critic)
-    layers = [critic[f"layer_{number}"] for number in range(len(critic))]
-    features, state, chunks = (np.asarray(x, np.float64) for x in (features, state, chunks))
-
-    def normalise(x: np.ndarray) -> np.ndarray:
-        return (x - x.mean()) / np.sqrt(x.var() + 1e-6)
-
-    def gelu(x: np.ndarray) -> np.ndarray:
-        return x / 2 * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
-
-    values = np.zeros((len(layers[0]["bias"]), *chunks.shape[:2]))
-    for k, row, sample in np.ndindex(values.shape):
-        hidden = np.concatenate([normalise(features[row]), state[row], chunks[row, sample].ravel()])
-        for layer in layers[:-1]:
-            hidden = hidden @ layer["kernel"][k] + layer["bias"][k]
-            if "norm_scale" in layer:
-                hidden = normalise(hidden) * layer["norm_scale"][k] + layer["norm_bias"][k]
-            hidden = gelu(hidden)
-        values[k, row, sample] = hidden @ layers[-1]["kernel"][k, :, 0] + layers[-1]["bias"][k, 0]
-    return values

@@ -15,12 +15,12 @@ from learners import (
     WIDTH,
     H,
     acrlpd,
-    critic_values,
     linear_policies,
     linear_policy,
     make_batch,
 )
 
+from critic_reference import q_logits, v_logits
 from pirl.agents.acrlpd import ACRLPDAgent, ACRLPDConfig
 from pirl.agents.temperature import TemperatureConfig, effective_sample_size
 from pirl.data.chunks import ChunkBatch
@@ -43,18 +43,22 @@ class Revealed:
         self.chunks = self.sample(self.prefix, encoded.draw.noise)
         self.next_chunks = self.sample(self.next_prefix, encoded.draw.next_noise)
 
-    def sample(self, prefix, noise):
-        eye_plan = np.asarray(prefix.features, np.float64) @ np.asarray(self.agent.learned.trainable["plan"])
-        x, mix = np.asarray(noise, np.float64), np.asarray(self.agent.learned.trainable["mix"], np.float64)
+    def sample(self, prefix, noise, params=None):
+        params = self.agent.learned.trainable if params is None else params
+        eye_plan = np.asarray(prefix.features, np.float64) @ np.asarray(params["plan"])
+        x, mix = np.asarray(noise, np.float64), np.asarray(params["mix"], np.float64)
         for time in (1.0, 0.5):
             x = x - 0.5 * (x @ mix + eye_plan.reshape(-1, 1, STEPS, WIDTH) * (1 + time))
         return x
 
     def values(self, critic, prefix, chunks):
         """[critics, b, n]"""
-        return critic_values(critic, prefix.features, prefix.state, chunks[:, :, :H, :REAL])
+        config = self.agent.config.critic
+        return np.asarray(config.values(q_logits(critic, config, prefix, chunks[:, :, :H, :REAL])), np.float64)
 
     def aggregate(self, values):
+        if self.agent.config.aggregate == "lower_bound":
+            return values.mean(axis=0) - self.agent.config.pessimism * values.std(axis=0)
         if self.agent.config.aggregate == "subset_min":
             values = values[np.asarray(self.encoded.pair)]
         return values.mean(axis=0) if self.agent.config.aggregate == "mean" else values.min(axis=0)
@@ -101,7 +105,7 @@ def test_with_one_sample_the_target_is_the_ordinary_chunked_backup():
     close(seen.agent.compute_target(seen.batch, KEY), expected)
 
 
-@pytest.mark.parametrize("aggregate", ["min", "mean", "subset_min"])
+@pytest.mark.parametrize("aggregate", ["min", "mean", "subset_min", "lower_bound"])
 def test_the_online_critics_choose_and_the_target_critics_value(aggregate):
     seen = Revealed(acrlpd(aggregate=aggregate), make_batch())
     online, slow = seen.agent.critics.latest, seen.agent.critics.target
@@ -120,7 +124,7 @@ def test_subset_min_draws_another_pair_in_another_update():
 
 
 def test_the_critic_loss_is_huber_on_usable_chunks_summed_over_critics():
-    seen = Revealed(acrlpd(huber_delta=0.5), make_batch())
+    seen = Revealed(acrlpd(critic=dataclasses.replace(CRITIC, huber_delta=0.5)), make_batch())
     usable = seen.batch.sequence_mask
     assert 0 < usable.sum() < len(usable)
     values = seen.values(seen.agent.critics.latest, seen.prefix, seen.batch.actions[:, None])[..., 0]
@@ -138,6 +142,32 @@ def test_the_critic_loss_is_huber_on_usable_chunks_summed_over_critics():
     close(metrics["critic/td_error"], errors[:, usable].mean())
     close(metrics["critic/target"], seen.target(seen.agent.critics.latest, seen.agent.critics.target)[usable].mean())
     close(metrics["data/valid_chunks"], usable.mean())
+
+
+def test_the_expectile_target_asks_the_target_critics_about_the_next_observation_alone():
+    seen = Revealed(acrlpd(target="expectile", aggregate="lower_bound"), make_batch())
+    config, batch = seen.agent.config, seen.batch
+    values = np.asarray(config.critic.values(v_logits(seen.agent.critics.target, config.critic, seen.next_prefix)))
+    rewards = batch.rewards[:, 0] + 0.9 * batch.rewards[:, 1]
+    expected = rewards + np.where(batch.next_terminal, 0, 0.81 * (values.mean(axis=0) - 0.5 * values.std(axis=0)))
+    close(seen.agent.compute_target(batch, KEY), expected)
+    assert seen.encoded.draw.next_noise.shape[1] == 0  # nothing is sampled for it
+
+
+def test_values_are_pulled_more_by_better_chunks_than_by_worse_ones():
+    """The loss of V: that of Q's kind, weighted by the expectile where the chunk in the data is better than V."""
+    critic = dataclasses.replace(CRITIC, huber_delta=10.0)
+    seen = Revealed(acrlpd(target="expectile", expectile=0.9, critic=critic), make_batch())
+    usable, critics = seen.batch.sequence_mask, seen.agent.critics
+    q = seen.aggregate(seen.values(critics.target, seen.prefix, seen.batch.actions[:, None]))[:, 0]
+    v = v_logits(critics.latest, critic, seen.prefix)[..., 0]
+    weights = np.where(q > v, 0.9, 0.1)
+    assert 0 < np.mean(q > v) < 1
+    expected = (weights * np.square(q - v) / 2)[:, usable].mean(axis=1).sum()
+    with_v = seen.agent.compute_critic_loss(seen.batch, KEY)[0]
+    errors = seen.values(critics.latest, seen.prefix, seen.batch.actions[:, None])[..., 0]
+    errors = errors - np.asarray(seen.agent.compute_target(seen.batch, KEY), np.float64)
+    close(with_v, expected + (np.square(errors) / 2)[:, usable].mean(axis=1).sum())
 
 
 # --- the actor -----------------------------------------------------------------------------------------------------
@@ -187,16 +217,69 @@ def test_the_gradient_of_awr_takes_the_weights_as_given():
     assert_gradient(seen, seen.batch.actions, seen.weights()[:, None, None] * valid[..., None] / valid.sum())
 
 
-def test_best_of_n_imitates_the_chunk_that_the_online_critics_prefer():
-    seen = Revealed(acrlpd(actor_mode="best_of_n"), make_batch())
-    rows = np.arange(len(seen.chunks))
-    best = seen.aggregate(seen.values(seen.agent.critics.latest, seen.prefix, seen.chunks)).argmax(axis=1)
-    assert len(set(best.tolist())) > 1
-    loss, metrics = seen.agent.compute_actor_loss(seen.batch, KEY)
-    close(loss, seen.errors(seen.chunks[rows, best])[0].mean())
-    assert set(metrics) == {"actor/loss", "actor/action_mse"}
-    # It is given: nothing is learned through how it was sampled.
-    assert_gradient(seen, seen.chunks[rows, best], 1 / (len(rows) * STEPS))
+def proposals(seen: Revealed, guidance: float) -> np.ndarray:
+    """The behavior expert's chunks in two Euler steps, each prediction moved along the gradient of the mean value."""
+    params, config = seen.agent.behavior.params, seen.agent.config
+    eye_plan = (np.asarray(seen.prefix.features, np.float64) @ np.asarray(params["plan"])).reshape(-1, 1, STEPS, WIDTH)
+    x = np.asarray(seen.encoded.draw.noise, np.float64)
+
+    def gradient(chunks):
+        ensemble, critics = seen.agent.ensemble, seen.agent.critics.latest
+        total = jax.grad(lambda chunks: ensemble.q_values(critics, seen.prefix, chunks).mean(axis=0).sum())
+        out = np.asarray(total(jnp.asarray(chunks, jnp.float32)), np.float64)
+        assert np.all(out[:, :, H:] == 0)
+        assert np.all(out[..., REAL:] == 0)
+        return out
+
+    for time in (1.0, 0.5):
+        velocity = x @ np.asarray(params["mix"], np.float64) + eye_plan * (1 + time)
+        slope = gradient(x - time * velocity)
+        size = np.sqrt(np.square(slope).sum(axis=(2, 3), keepdims=True) / (H * REAL))
+        x = x - 0.5 * velocity + (1 - (time - 0.5)) * guidance * slope / size
+    assert config.denoising_steps == 2
+    return x
+
+
+@pytest.mark.parametrize("guidance", [0.0, 0.3])
+def test_distill_learns_the_chunk_that_the_critics_prefer_of_the_clone_s_proposals_and_the_data(guidance):
+    seen = Revealed(acrlpd(actor_mode="distill", critic_guidance=guidance), make_batch(24))
+    batch, rows = seen.batch, np.arange(len(seen.chunks))
+    candidates = np.concatenate([batch.actions[:, None], proposals(seen, guidance)], axis=1)
+    values = seen.aggregate(seen.values(seen.agent.critics.latest, seen.prefix, candidates))
+    whole = batch.valid.all(axis=1)
+    advantages = values[:, 0] - values[:, 1:].mean(axis=1)
+    best = np.where(whole[:, None] | (np.arange(4) > 0), values, -np.inf).argmax(axis=1)
+    # Both are chosen, and a chunk that ends early would be if it could.
+    assert set(best.tolist()) > {0}
+    assert np.any((values.argmax(axis=1) == 0) & ~whole)
+    loss, metrics = seen.agent.compute_actor_loss(batch, KEY)
+    close(loss, seen.errors(candidates[rows, best])[0].mean(), rtol=1e-3)
+    close(metrics["actor/data_chosen"], np.mean(best == 0))
+    close(metrics["actor/chosen_value"], values[rows, best].mean(), rtol=1e-3, atol=1e-4)
+    close(metrics["actor/advantage_p50"], np.median(advantages), rtol=1e-3, atol=1e-4)
+    close(metrics["critic/sample_spread"], values[:, 1:].std(axis=1).mean(), rtol=1e-3, atol=1e-4)
+    close(metrics["critic/state_spread"], values[:, 1:].mean(axis=1).std(), rtol=1e-3, atol=1e-4)
+    # The chunk is given: nothing is learned through how it was found.
+    assert_gradient(seen, candidates[rows, best], 1 / (len(rows) * STEPS))
+
+
+def test_the_clone_of_distill_learns_the_data_and_nothing_else():
+    agent, batch = acrlpd(actor_mode="distill"), make_batch()
+    seen = Revealed(agent, batch)
+    as_policy = dataclasses.replace(seen.agent.learned, trainable=agent.learned.trainable | agent.behavior.params)
+    steps = batch.valid & batch.success[:, None]
+
+    def total(behavior):
+        encoded = agent._encode(batch, seen.encoded.draw, seen.encoded.totals, KEY, None, behavior)
+        return agent._loss(encoded, agent.critics.latest)
+
+    gradients, metrics = jax.grad(total, has_aux=True)(agent.behavior.params)
+    errors = Revealed(dataclasses.replace(agent, learned=as_policy), batch)
+    errors.prefix = seen.prefix  # it looks through the policy's eyes
+    close(metrics["behavior/loss"], errors.errors(batch.actions)[0][steps].mean())
+    _, residual, x_t, _ = errors.errors(batch.actions)
+    slope = 2 / REAL * residual * steps[..., None] / steps.sum()
+    close(gradients["mix"], np.einsum("bhi,bhj->ij", x_t, slope), rtol=1e-3, atol=1e-4)
 
 
 def test_bc_is_done_on_successes_or_on_all():
@@ -209,7 +292,7 @@ def test_bc_is_done_on_successes_or_on_all():
     close(everything.agent.compute_actor_loss(batch, KEY)[0], everything.errors(batch.actions)[0][batch.valid].mean())
 
 
-@pytest.mark.parametrize("mode", ["awr", "best_of_n", "bc"])
+@pytest.mark.parametrize("mode", ["awr", "distill", "bc"])
 def test_the_loss_is_the_weighted_sum_of_the_three(mode):
     agent = acrlpd(actor_mode=mode, critic_weight=0.5, actor_weight=2.0, bc_loss_weight=0.25)
     batch = make_batch()
@@ -218,7 +301,8 @@ def test_the_loss_is_the_weighted_sum_of_the_three(mode):
         compute(batch, KEY)[0]
         for compute in (agent.compute_critic_loss, agent.compute_actor_loss, agent.compute_bc_loss)
     )
-    close(total, 0.5 * critic + 2.0 * actor + 0.25 * bc, rtol=1e-6)
+    cloning = metrics["behavior/loss"] if mode == "distill" else 0.0
+    close(total, 0.5 * critic + 2.0 * actor + 0.25 * bc + cloning, rtol=1e-6)
     close(metrics["loss"], total)
 
 
@@ -312,7 +396,7 @@ def test_units_are_dropped_in_training_only():
         np.testing.assert_array_equal(metric, metrics[name], err_msg=name)
 
 
-@pytest.mark.parametrize("actor_mode", ["awr", "best_of_n", "bc"])
+@pytest.mark.parametrize("actor_mode", ["awr", "distill", "bc"])
 def test_validation_is_of_the_averaged_policy(actor_mode):
     agent, batch = acrlpd(actor_mode=actor_mode), make_batch()
     moved = dataclasses.replace(agent, learned=dataclasses.replace(agent.learned, trainable=agent.learned.average))
@@ -339,7 +423,9 @@ def test_validation_is_of_the_averaged_policy(actor_mode):
         {"critic_ema_decay": 1.0},
         {"aggregate": "subset_min", "critic": CriticConfig(num_critics=1)},
         {"bc_loss_weight": -1.0},
-        {"huber_delta": 0.0},
+        {"expectile": 1.0},
+        {"pessimism": -1.0},
+        {"critic_guidance": -0.1},
     ],
 )
 def test_numbers_that_cannot_be_are_refused(wrong):

@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-from learners import CRITIC, KEY, MODEL, H, LinearPolicy, acrlpd, linear_policies, make_batch, update
+from learners import CRITIC, KEY, SPEECHLESS, H, LinearPolicy, acrlpd, linear_policies, make_batch, steady, update
 
 from builders import MICRO, random_actions, random_model, random_observation
 from pirl.agents import learning
@@ -24,8 +24,10 @@ METRICS = {
     *("critic/target", "actor/loss", "actor/advantage_p10", "actor/advantage_p50", "actor/advantage_p90"),
     *("actor/ess", "actor/clip_fraction", "actor/temperature", "actor/action_mse", "bc/loss", "grad_norm/policy"),
     *("grad_norm/critic", "param_norm/policy", "param_norm/critic", "lr/policy", "lr/critic", "data/valid_chunks"),
-    "actor/moves",
+    *("actor/moves", "actor/chosen_value", "actor/data_chosen", "behavior/loss"),
+    *("critic/sample_spread", "critic/state_spread"),
 }
+DISTILL_METRICS = {"actor/chosen_value", "actor/data_chosen", "behavior/loss"}
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -42,14 +44,14 @@ def agent(**changes: Any) -> ACRLPDAgent:
 
 def same(a: Any, b: Any) -> bool:
     leaves = zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)
-    return all(np.array_equal(x, y) for x, y in leaves)
+    return all(np.array_equal(x, y, equal_nan=True) for x, y in leaves)
 
 
 def test_an_update_moves_everything_as_it_should():
     begun, batch = agent(), make_batch()
     new, metrics = update(begun, batch, KEY)
     assert set(metrics) == METRICS
-    assert all(np.isfinite(metric) for metric in metrics.values())
+    assert {name for name, metric in metrics.items() if not np.isfinite(metric)} == DISTILL_METRICS
     assert new.step == 1
     averages = (
         (begun.critics.target, new.critics.target, new.critics.latest, 0.75),
@@ -68,17 +70,20 @@ def test_an_update_moves_everything_as_it_should():
     np.testing.assert_allclose(metrics["loss"], begun.compute_loss(batch, KEY)[0], rtol=1e-5)
     norm = np.sqrt(sum(np.square(np.asarray(leaf)).sum() for leaf in jax.tree.leaves(new.critics.latest)))
     np.testing.assert_allclose(metrics["param_norm/critic"], norm, rtol=1e-5)
-    assert begun.parameter_counts()["critic"] == 3 * ((16 + 3 + 4) * 8 + 3 * 8 + 8 * 8 + 3 * 8 + 8 + 1)
+    readout = 2 * 4 + (3 * 8 + 8) + (48 * 8 + 8) + (4 * 4 + 4)
+    first, others = (2 * 4 + 3 + 4) * 8 + 8, 8 * 8 + 8 + 4 * 8 + 8 + 1
+    assert begun.parameter_counts()["critic"] == 3 * (readout + first + others)
 
 
 def test_a_batch_in_four_parts_gives_the_same_update():
     """Usable chunks, real steps and successes are spread unevenly; the one success has a single step."""
-    critic = dataclasses.replace(CRITIC, dropout=0.5)
+    # Adam would blow tiny gradients, and the rounding errors in them, up to the size of any other.
+    settings = {"critic": dataclasses.replace(CRITIC, dropout=0.5), "critic_optimiser": steady(1e-2, eps=1e-2)}
     alone = dataclasses.replace(make_batch(), success=np.arange(8) == 4)
     assert alone.valid[4].sum() == 1
     assert len(set(alone.sequence_mask.reshape(4, 2).sum(axis=1).tolist())) > 1
-    whole, metrics = update(agent(critic=critic), alone, KEY)
-    cut, cut_metrics = update(agent(critic=critic, accumulation_steps=4), alone, KEY)
+    whole, metrics = update(agent(**settings), alone, KEY)
+    cut, cut_metrics = update(agent(**settings, accumulation_steps=4), alone, KEY)
     for name in METRICS:
         np.testing.assert_allclose(cut_metrics[name], metrics[name], rtol=1e-4, atol=1e-6, err_msg=name)
     assert metrics["bc/loss"] > 0.01
@@ -111,7 +116,9 @@ def test_the_policy_rests_while_the_critics_warm_up_and_between_its_turns():
         assert set(metrics) == METRICS
         resting = same(new.learned, learner.learned)
         moves = {"grad_norm/policy", "param_norm/policy", "lr/policy"}
-        actor = {name for name in METRICS if name.startswith(("actor/", "bc/"))} - {"actor/moves"} | moves
+        spreads = {"critic/sample_spread", "critic/state_spread"}
+        actor = {name for name in METRICS if name.startswith(("actor/", "bc/", "behavior/"))} - {"actor/moves"} | moves
+        actor |= spreads
         absent = {name for name in METRICS if np.isnan(metrics[name])}
         assert absent == (actor if resting else actor - moves - {"actor/loss", "bc/loss"})
         assert metrics["actor/moves"] == (not resting)
@@ -127,7 +134,7 @@ def test_the_policy_rests_while_the_critics_warm_up_and_between_its_turns():
 @pytest.mark.parametrize("garbage", [50.0, np.nan])
 def test_nothing_beyond_a_chunk_s_own_episode_is_learned_from(garbage):
     """Through the real data path: a success cut short, another episode between, a time-out, a failure."""
-    io = PolicyIO(ROBOT, MODEL, None, None)
+    io = PolicyIO(ROBOT, SPEECHLESS, None, None)
     clean = build([7, 4, 6, 3], ends=[5, 4, 5, 3], terminal=[True, False, False, True], seed=3)
     rows = np.arange(20)
     other = ((rows >= 5) & (rows < 11)) | (rows == 16)  # past the cuts, and the whole of the second episode
@@ -190,7 +197,8 @@ def test_a_batch_with_no_usable_chunk_and_no_success_leaves_the_critics_as_they_
     nothing = np.zeros(8, bool)
     new, metrics = update(agent(), dataclasses.replace(make_batch(), sequence_mask=nothing, success=nothing), KEY)
     means = {"loss", "q_mean", "q_spread", "td_error", "target"}  # over nothing: no zero is to enter means of batches
-    assert {name for name in METRICS if np.isnan(metrics[name])} == {"bc/loss", *(f"critic/{name}" for name in means)}
+    absent = {"bc/loss", *(f"critic/{name}" for name in means), *DISTILL_METRICS}
+    assert {name for name in METRICS if np.isnan(metrics[name])} == absent
     assert metrics["data/valid_chunks"] == 0
     np.testing.assert_allclose(metrics["loss"], metrics["actor/loss"], rtol=1e-6)
     assert same(new.critics.latest, agent().critics.latest)
@@ -200,14 +208,14 @@ def test_a_batch_with_no_usable_chunk_and_no_success_leaves_the_critics_as_they_
 @pytest.mark.parametrize("scale", [1e6, -1e6])
 def test_extreme_advantages_stay_finite(scale):
     begun = agent()
-    critic = begun.critics.latest | {"layer_2": jax.tree.map(lambda x: scale * x, begun.critics.latest["layer_2"])}
+    critic = begun.critics.latest | {"q/out/kernel": scale * begun.critics.latest["q/out/kernel"]}
     new, metrics = update(
         dataclasses.replace(begun, critics=dataclasses.replace(begun.critics, latest=critic, target=critic)),
         make_batch(),
         KEY,
     )
     assert max(abs(metrics["actor/advantage_p10"]), abs(metrics["actor/advantage_p90"])) > 1e5
-    assert all(np.isfinite(metric) for metric in metrics.values())
+    assert {name for name, metric in metrics.items() if not np.isfinite(metric)} == DISTILL_METRICS
     assert all(np.all(np.isfinite(leaf)) for leaf in jax.tree.leaves(new))
 
 

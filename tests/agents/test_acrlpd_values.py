@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from learners import MODEL, REAL, STEPS, WIDTH, H, LinearPolicy, linear_policies, linear_policy, steady
+from learners import REAL, SPEECHLESS, STEPS, WIDTH, H, LinearPolicy, linear_policies, linear_policy, steady
 
 from pirl.agents.acrlpd import ACRLPDAgent, ACRLPDConfig
 from pirl.agents.temperature import TemperatureConfig
@@ -29,7 +29,9 @@ STATES = np.random.default_rng(4).normal(size=(PLACES, 3)).astype(np.float32)
 class Proposer(LinearPolicy):
     """A policy that always proposes the same chunks, so that the best of N is the best of all."""
 
-    def sample(self, prefix: Any, rng: Any = None, n: int = 1, num_steps: int = 10, *, noise: Any = None) -> Any:
+    def sample(
+        self, prefix: Any, rng: Any = None, n: int = 1, num_steps: int = 10, *, noise: Any = None, shift: Any = None
+    ) -> Any:
         return jnp.broadcast_to(CHUNKS, (prefix.mask.shape[0], *CHUNKS.shape))
 
 
@@ -110,7 +112,7 @@ def learned_values(data: Trajectories) -> np.ndarray:
         augment=False,
     )
     rows = np.arange(len(data.rewards))
-    batch = cut_chunks(data, rows, ChunkShape(H, STEPS), PolicyIO(ROBOT, MODEL, None, None))
+    batch = cut_chunks(data, rows, ChunkShape(H, STEPS), PolicyIO(ROBOT, SPEECHLESS, None, None))
     with linear_policies(Proposer):
         agent = ACRLPDAgent.create(config, linear_policy(kind=Proposer), jax.random.key(0), real_action_dim=REAL)
         agent = learn(agent, batch, jax.random.split(jax.random.key(1), 1500))

@@ -10,7 +10,19 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from learners import KEY, REAL, cloner, flow_errors, jitter, linear_policies, linear_policy, make_batch, steady, update
+from learners import (
+    KEY,
+    REAL,
+    SPEECHLESS,
+    cloner,
+    flow_errors,
+    jitter,
+    linear_policies,
+    linear_policy,
+    make_batch,
+    steady,
+    update,
+)
 
 from pirl.agents.ript import RIPTAgent, RIPTConfig, RolloutBatch, carries_signal, leave_one_out, scale_advantages
 from pirl.errors import ConfigError
@@ -339,5 +351,7 @@ def test_numbers_that_cannot_be_are_refused(wrong):
 
 
 def test_guidance_needs_a_model_with_a_prompt():
+    policy = linear_policy()
+    policy.config = SPEECHLESS
     with pytest.raises(ConfigError, match="max_token_len = 0"):
-        ript(weighting="guidance")
+        RIPTAgent.create(RIPTConfig(weighting="guidance"), policy)

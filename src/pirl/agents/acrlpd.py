@@ -1,9 +1,10 @@
 """ACRLPD: actor-critic learning on action chunks, from prior data and then online.
 
-A critic ensemble estimates the value of chunks of H actions from the policy's own features. Its targets bootstrap H
-steps ahead from the best of N chunks sampled from the policy (chosen by the critics, valued by the target critics). The
-policy learns by flow matching on chunks that the critics prefer, and on the successes in the data. An update encodes
-each observation once; the flow loss, the samples and the critics share the result.
+A critic ensemble estimates the value of chunks of H actions, reading the policy's own prefix. Its targets bootstrap H
+steps ahead, from an upper expectile of the values of chunks in the data, or from the best of N sampled chunks. The
+policy learns by flow matching towards chunks that the critics prefer: chunks in the data weighted by advantage (awr), or
+the best of N that a clone of the data proposes, steered by the critics' gradient (distill). An update encodes each
+observation once; the flow losses, the samples and the critics share the result.
 """
 
 import functools
@@ -12,18 +13,25 @@ from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
-import optax
 from jaxtyping import Bool, Float, Int, Key, PRNGKeyArray
 
 from pirl.agents.base import Metrics, draw_noise
 from pirl.agents.critics import Aggregate, LearnedCritics, aggregate_values
 from pirl.agents.encoding import Draw, Encoded, Totals, draw_for, encode_batch
-from pirl.agents.learning import LearnedPolicy, Parameters, accumulate_gradients, action_error, policy_counts
+from pirl.agents.learning import (
+    BehaviorExpert,
+    LearnedPolicy,
+    Parameters,
+    accumulate_gradients,
+    action_error,
+    policy_counts,
+)
 from pirl.agents.optimisers import OptimiserConfig
 from pirl.agents.temperature import Temperature, TemperatureConfig
 from pirl.data.chunks import ChunkBatch
 from pirl.errors import ConfigError
-from pirl.models.critic import CriticConfig, CriticParameters, count_parameters, create_critics, value_chunks
+from pirl.models.config import Pi0Config
+from pirl.models.critic import CriticConfig, CriticEnsemble, CriticParameters, count_parameters
 from pirl.models.observation import Observation
 from pirl.models.pi0 import Pi0, Prefix
 from pirl.models.types import Array
@@ -31,7 +39,8 @@ from pirl.models.types import Array
 # What is not computed by an update that moves the critic alone.
 _ACTOR_METRICS = (
     *("actor/loss", "bc/loss", "actor/ess", "actor/clip_fraction", "actor/temperature", "actor/action_mse"),
-    *("actor/advantage_p10", "actor/advantage_p50", "actor/advantage_p90"),
+    *("actor/advantage_p10", "actor/advantage_p50", "actor/advantage_p90", "actor/chosen_value", "actor/data_chosen"),
+    *("critic/sample_spread", "critic/state_spread", "behavior/loss"),
     *("grad_norm/policy", "param_norm/policy", "lr/policy"),
 )
 
@@ -51,9 +60,21 @@ class ACRLPDConfig:
     denoising_steps: int = 10
     """Euler steps of the flow for each sampled chunk."""
     aggregate: Aggregate = "mean"
-    """How the values of the ensemble are combined; subset_min is the minimum of a random pair."""
-    actor_mode: Literal["awr", "best_of_n", "bc"] = "awr"
-    """Train the policy on chunks in the data weighted by advantage, on its own best of N, or on all chunks equally."""
+    """How the values of the ensemble are combined; subset_min is the minimum of a random pair, lower_bound the mean minus
+    pessimism times the standard deviation."""
+    pessimism: float = 0.5
+    """How far below the mean the lower bound is, in standard deviations of the ensemble."""
+    target: Literal["best_of_n", "expectile"] = "best_of_n"
+    """What critics expect after a chunk: the value of the best of N sampled chunks, or an upper expectile over the chunks
+    in the data, which needs no samples and never asks about chunks that nobody has tried."""
+    expectile: float = 0.8
+    """The expectile: 0.5 is the mean over the data, 1 the best in it."""
+    actor_mode: Literal["awr", "distill", "bc"] = "awr"
+    """Train the policy on chunks in the data weighted by advantage; on the best of N chunks proposed by a clone of the
+    data (see bc_on) and steered by the critics; or on all chunks equally."""
+    critic_guidance: float = 0.1
+    """distill: how far each denoising step of a proposal follows the critics' gradient, as the root mean square over the
+    action dimensions in normalised units (0: proposals are left as the clone makes them)."""
     temperature: TemperatureConfig = field(default_factory=TemperatureConfig)
     """Temperature of the weights in actor_mode awr."""
     critic_weight: float = 1.0
@@ -63,9 +84,7 @@ class ACRLPDConfig:
     bc_loss_weight: float = 0.0
     """Weight of an additional plain flow-matching loss."""
     bc_on: Literal["successes", "all"] = "successes"
-    """Episodes that the additional flow-matching loss uses."""
-    huber_delta: float = 1.0
-    """Huber threshold: larger temporal-difference errors count linearly."""
+    """Episodes that the additional flow-matching loss uses, and that the clone of actor_mode distill is made of."""
     critic: CriticConfig = field(default_factory=CriticConfig)
     """The critic ensemble."""
     critic_trains_encoder: bool = False
@@ -97,8 +116,9 @@ class ACRLPDConfig:
 
     def __post_init__(self) -> None:
         for name, known in (
-            ("aggregate", ("min", "mean", "subset_min")),
-            ("actor_mode", ("awr", "best_of_n", "bc")),
+            ("aggregate", ("min", "mean", "subset_min", "lower_bound")),
+            ("target", ("best_of_n", "expectile")),
+            ("actor_mode", ("awr", "distill", "bc")),
             ("bc_on", ("successes", "all")),
         ):
             if getattr(self, name) not in known:
@@ -119,8 +139,10 @@ class ACRLPDConfig:
             raise ConfigError("subset_min takes the smaller of two critics: critic.num_critics should be at least 2.")
         if min(self.critic_weight, self.actor_weight, self.bc_loss_weight, self.critic_warmup_steps) < 0:
             raise ConfigError("weights of losses and critic_warmup_steps should not be negative.")
-        if self.huber_delta <= 0:
-            raise ConfigError(f"huber_delta should be positive; it is {self.huber_delta}.")
+        if not 0 < self.expectile < 1:
+            raise ConfigError(f"expectile should be between 0 and 1; it is {self.expectile}.")
+        if min(self.pessimism, self.critic_guidance) < 0:
+            raise ConfigError("pessimism and critic_guidance should not be negative.")
 
 
 @jax.tree_util.register_dataclass
@@ -131,6 +153,7 @@ class ACRLPDAgent:
     step: Any  # int32; where the tree holds shapes or layouts in the place of arrays, one of these
     learned: LearnedPolicy
     critics: LearnedCritics
+    behavior: BehaviorExpert | None  # with actor_mode distill
     temperature: Temperature
     config: ACRLPDConfig = field(metadata={"static": True})
     real_action_dim: int = field(metadata={"static": True})
@@ -145,40 +168,49 @@ class ACRLPDAgent:
             raise ConfigError(
                 f"horizon_length = {config.horizon_length} is more than the policy plans: {model.action_horizon} steps."
             )
+        learned = LearnedPolicy.create(policy, config.policy_optimiser, config.policy_ema_decay, config.freeze)
         real = real_action_dim or model.action_dim
-        seen = model.language.width + model.action_dim
-        critics = create_critics(config.critic, seen, config.horizon_length * real, rng)
+        critics = _ensemble(config, model, real).create(rng)
         return cls(
             step=jnp.zeros((), jnp.int32),
-            learned=LearnedPolicy.create(policy, config.policy_optimiser, config.policy_ema_decay, config.freeze),
+            learned=learned,
             critics=LearnedCritics.create(
                 critics, config.critic_optimiser, config.target_update_rate, config.critic_ema_decay
             ),
+            behavior=BehaviorExpert.create(learned) if config.actor_mode == "distill" else None,
             temperature=Temperature.create(config.temperature),
             config=config,
             real_action_dim=real,
         )
 
+    @property
+    def ensemble(self) -> CriticEnsemble:
+        """The critics as functions of their parameters."""
+        return _ensemble(self.config, self.learned.model, self.real_action_dim)
+
     # --- the losses ----------------------------------------------------------------------------------------------
 
     def _target(self, seen: Encoded) -> Float[Array, " b"]:
-        """Rewards of the chunk, then the best of N chunks: chosen by the critics, valued by their slow copies."""
+        """Rewards of the chunk, then what the target critics expect after it."""
         config, batch = self.config, seen.batch
         discounts = config.discount ** jnp.arange(config.horizon_length, dtype=jnp.float32)
         rewards = jnp.sum(discounts * batch.rewards, axis=1)
-        chunks = self._sample(seen.policy, seen.next_prefix, seen.draw.next_noise)
-        best = self._best(self.critics.latest, seen.next_prefix, chunks, seen.pair)
-        values = self._aggregate(self._values(self.critics.target, seen.next_prefix, best[:, None]), seen.pair)
-        later = config.discount**config.horizon_length * values[:, 0]
-        return rewards + jnp.where(batch.next_terminal, 0.0, later)
+        if config.target == "expectile":
+            values = self._aggregate(self.ensemble.v_values(self.critics.target, seen.next_prefix), seen.pair)
+        else:  # the best of N chunks: chosen by the critics, valued by their slow copies
+            chunks = self._sample(seen.policy, seen.next_prefix, seen.draw.next_noise)
+            best = self._best(self.critics.latest, seen.next_prefix, chunks, seen.pair)
+            values = self._values(self.critics.target, seen.next_prefix, best[:, None], seen.pair)[:, 0]
+        return rewards + jnp.where(batch.next_terminal, 0.0, config.discount**config.horizon_length * values)
 
     def _critic_loss(self, seen: Encoded, critics: CriticParameters) -> tuple[Float[Array, ""], Metrics]:
-        """Huber loss of every critic against the target, over the chunks that have one."""
+        """The loss of every critic against the target, over the chunks that have one; with expectile, that of V too."""
         config, batch, usable = self.config, seen.batch, seen.batch.sequence_mask
         target = jax.lax.stop_gradient(self._target(seen))
         prefix = seen.prefix if config.critic_trains_encoder else jax.lax.stop_gradient(seen.prefix)
         dropout = seen.draw.dropout if seen.drops_units else None
-        values = self._values(critics, prefix, batch.actions[:, None], dropout)[..., 0]
+        logits = self.ensemble.q(critics, prefix, batch.actions[:, None], dropout)[:, :, 0]
+        values = config.critic.values(logits)
 
         def total(x: Array) -> Array:
             return jnp.sum(jnp.where(usable, x, 0.0)) / jnp.maximum(seen.totals.chunks, 1e-6)
@@ -186,7 +218,9 @@ class ACRLPDAgent:
         def mean(x: Array) -> Array:
             return _unless_empty(seen.totals.chunks, total(x))
 
-        loss = total(optax.huber_loss(values, target[None], delta=config.huber_delta))
+        loss = total(config.critic.losses(logits, target[None]))
+        if config.target == "expectile":
+            loss = loss + total(self._expectile_losses(critics, prefix, batch.actions, seen.pair))
         return loss, {
             "critic/loss": _unless_empty(seen.totals.chunks, loss),
             "critic/q_mean": mean(jnp.mean(values, axis=0)),
@@ -198,25 +232,80 @@ class ACRLPDAgent:
             "data/valid_chunks": jnp.mean(usable),
         }
 
+    def _expectile_losses(
+        self, critics: CriticParameters, prefix: Prefix, actions: Array, pair: Int[Array, " 2"] | None
+    ) -> Float[Array, "critics b"]:
+        """Losses of V against the target critics' Q of the chunk in the data, which count more where Q is above V."""
+        config = self.config
+        q = jax.lax.stop_gradient(self._values(self.critics.target, prefix, actions[:, None], pair)[:, 0])
+        logits = self.ensemble.v(critics, prefix)
+        above = jax.lax.stop_gradient(q > config.critic.values(logits))
+        return jnp.where(above, config.expectile, 1 - config.expectile) * config.critic.losses(logits, q[None])
+
     def _actor_loss(self, seen: Encoded, shown: Float[Array, "b chunk"]) -> tuple[Float[Array, ""], Metrics]:
         """Flow matching towards what the critics find good, as `actor_mode` says; `shown` are the losses on the data."""
         config, batch, steps = self.config, seen.batch, jnp.maximum(seen.totals.steps, 1.0)
         if config.actor_mode == "bc":
             loss = jnp.sum(shown) / steps
             return loss, {"actor/loss": loss}
-        prefix = jax.lax.stop_gradient(seen.prefix)
-        chunks = self._sample(seen.policy, prefix, seen.draw.noise)
-        metrics = {"actor/action_mse": self._action_error(chunks, seen)}
-        if config.actor_mode == "best_of_n":
-            best = self._best(self.critics.latest, prefix, chunks, seen.pair)
-            # All steps count: a chunk that was sampled has no end of an episode in it.
-            loss = jnp.mean(seen.flow_losses(best, jnp.ones_like(batch.valid), self.real_action_dim))
-            return loss, {"actor/loss": loss, **metrics}
+        prefix, critics = jax.lax.stop_gradient(seen.prefix), self.critics.latest
+        if config.actor_mode == "distill":
+            assert seen.behavior is not None
+            chunks = self._propose(seen.behavior, prefix, seen.draw.noise)
+        else:
+            chunks = self._sample(seen.policy, prefix, seen.draw.noise)
         candidates = jnp.concatenate([batch.actions[:, None], chunks], axis=1)
-        values = self._aggregate(self._values(self.critics.latest, prefix, candidates), seen.pair)
-        advantages = jax.lax.stop_gradient(values[:, 0] - jnp.mean(values[:, 1:], axis=1))
-        loss = jnp.sum(self.temperature.weigh(advantages)[:, None] * shown) / steps
-        return loss, {"actor/loss": loss, "actor/advantage": advantages, **metrics}
+        values = jax.lax.stop_gradient(self._values(critics, prefix, candidates, seen.pair))
+        advantages = values[:, 0] - jnp.mean(values[:, 1:], axis=1)
+        metrics = {
+            "actor/advantage": advantages,
+            "critic/sample_spread": jnp.mean(jnp.std(values[:, 1:], axis=1)),
+            "critic/state_value": jnp.mean(values[:, 1:], axis=1),
+        }
+        if config.actor_mode == "awr":
+            loss = jnp.sum(self.temperature.weigh(advantages)[:, None] * shown) / steps
+            return loss, {"actor/loss": loss, "actor/action_mse": self._action_error(chunks, seen), **metrics}
+        # A chunk that the end of its episode cuts short is no proposal: its tail is padding.
+        values = values.at[:, 0].set(jnp.where(jnp.all(batch.valid, axis=1), values[:, 0], -jnp.inf))
+        best = jnp.argmax(values, axis=1)
+        chosen = jax.lax.stop_gradient(_take(candidates, best))
+        # All steps count: none of these chunks has the end of an episode in it.
+        loss = jnp.mean(seen.flow_losses(chosen, jnp.ones_like(batch.valid), self.real_action_dim))
+        return loss, {
+            "actor/loss": loss,
+            "actor/chosen_value": jnp.mean(jnp.max(values, axis=1)),
+            "actor/data_chosen": jnp.mean(best == 0),
+            **metrics,
+        }
+
+    def _propose(self, behavior: Pi0, prefix: Prefix, noise: Array) -> Float[Array, "b n horizon action_dim"]:
+        """Chunks of the behavior expert, each denoising step of which follows the critics' gradient a little."""
+        config = self.config
+        seen = jnp.zeros(noise.shape[-2:]).at[: config.horizon_length, : self.real_action_dim].set(1.0)
+
+        def total(chunks: Array) -> Array:
+            logits = self.ensemble.q(self.critics.latest, prefix, chunks)
+            # In logits where values are bounded: their gradient does not vanish near the bounds.
+            values = logits[..., 0] if config.critic.loss == "bce" else config.critic.values(logits)
+            return jnp.sum(self._aggregate(values, None))
+
+        def shift(chunks: Array) -> Array:
+            slope = jax.grad(total)(chunks) * seen
+            size = jnp.sqrt(jnp.sum(jnp.square(slope), axis=(2, 3), keepdims=True) / jnp.sum(seen))
+            return config.critic_guidance * slope / jnp.maximum(size, 1e-8)
+
+        policy = jax.lax.stop_gradient(behavior)
+        guided = shift if config.critic_guidance else None
+        return jax.lax.stop_gradient(policy.sample(prefix, noise=noise, num_steps=config.denoising_steps, shift=guided))
+
+    def _behavior_loss(self, seen: Encoded) -> tuple[Float[Array, ""], Metrics]:
+        """Plain flow matching of the behavior expert on chunks of the data, by default on those of successes."""
+        assert seen.behavior is not None
+        shown = replace(seen, policy=seen.behavior).flow_losses(
+            seen.batch.actions, seen.batch.valid, self.real_action_dim
+        )
+        loss, metrics = self._bc_loss(seen, shown)
+        return loss, {"behavior/loss": metrics["bc/loss"]}
 
     def _bc_loss(self, seen: Encoded, shown: Float[Array, "b chunk"]) -> tuple[Float[Array, ""], Metrics]:
         """Plain flow matching on chunks of the data, by default on those of successful episodes."""
@@ -236,6 +325,9 @@ class ACRLPDAgent:
         actor_loss, actor_metrics = self._actor_loss(seen, shown)
         bc_loss, bc_metrics = self._bc_loss(seen, shown) if config.bc_loss_weight else (0.0, {})
         loss = config.critic_weight * critic_loss + config.actor_weight * actor_loss + config.bc_loss_weight * bc_loss
+        if seen.behavior is not None:
+            behavior_loss, behavior_metrics = self._behavior_loss(seen)
+            loss, actor_metrics = loss + behavior_loss, actor_metrics | behavior_metrics
         return loss, {"loss": loss, **critic_metrics, **actor_metrics, **bc_metrics}
 
     def _summarise(self, metrics: Metrics) -> Metrics:
@@ -250,7 +342,9 @@ class ACRLPDAgent:
             advantages = summary.pop("actor/advantage")
             p10, p50, p90 = jnp.quantile(advantages, jnp.array([0.1, 0.5, 0.9]))
             summary |= {"actor/advantage_p10": p10, "actor/advantage_p50": p50, "actor/advantage_p90": p90}
-            summary |= self.temperature.describe(advantages)
+            summary["critic/state_spread"] = jnp.std(summary.pop("critic/state_value"))
+            if self.config.actor_mode == "awr":
+                summary |= self.temperature.describe(advantages)
         return summary
 
     # --- the update ----------------------------------------------------------------------------------------------
@@ -270,22 +364,26 @@ class ACRLPDAgent:
         config, parts = self.config, self.config.accumulation_steps
         draw, totals = self._draw(batch, rng, config.augment), self._totals(batch).divided(parts)
 
-        def loss(parameters: tuple[Parameters | None, CriticParameters], data: Any) -> tuple[Float[Array, ""], Metrics]:
-            (policy, critics), (part, chance) = parameters, data
-            seen = self._encode(part, chance, totals, rng, policy)
+        def loss(parameters: Any, data: Any) -> tuple[Float[Array, ""], Metrics]:
+            (policy, behavior, critics), (part, chance) = parameters, data
+            seen = self._encode(part, chance, totals, rng, policy, behavior)
             if policy is not None:
                 return self._loss(seen, critics)
             value, metrics = self._critic_loss(seen, critics)
             return config.critic_weight * value, metrics | {"loss": config.critic_weight * value}
 
-        learning = (self.learned.trainable if actor_moves else None, self.critics.latest)
-        (policy_gradients, critic_gradients), metrics = accumulate_gradients(loss, learning, (batch, draw), parts)
+        behavior = None if self.behavior is None else self.behavior.params
+        policies = (self.learned.trainable, behavior) if actor_moves else (None, None)
+        gradients, metrics = accumulate_gradients(loss, (*policies, self.critics.latest), (batch, draw), parts)
+        policy_gradients, behavior_gradients, critic_gradients = gradients
         metrics = self._summarise(metrics)
         critics, critic_norms = self.critics.apply(critic_gradients)
         agent, metrics = replace(self, step=self.step + 1, critics=critics), metrics | critic_norms
         if actor_moves:
             learned, policy_norms = self.learned.apply(policy_gradients)
             agent, metrics = replace(agent, learned=learned), metrics | policy_norms
+            if self.behavior is not None:
+                agent = replace(agent, behavior=self.behavior.apply(behavior_gradients))
             if config.temperature.adaptive and config.actor_mode == "awr":
                 agent = replace(agent, temperature=self.temperature.move(metrics["actor/ess"]))
         absent = {name: jnp.float32(jnp.nan) for name in _ACTOR_METRICS}
@@ -317,7 +415,8 @@ class ACRLPDAgent:
         self, observation: Observation, actions: Float[Array, "b horizon action_dim"]
     ) -> Float[Array, "critics b"]:
         """What each of the averaged critics thinks of given chunks."""
-        return self._values(self.critics.average, self.policy().encode(observation), actions[:, None])[..., 0]
+        prefix = self.policy().encode(observation)
+        return self.ensemble.q_values(self.critics.average, prefix, actions[:, None])[..., 0]
 
     def policy(self) -> Pi0:
         """The averaged policy."""
@@ -332,12 +431,12 @@ class ACRLPDAgent:
     def compute_critic_loss(
         self, batch: ChunkBatch, rng: PRNGKeyArray, critics: CriticParameters | None = None
     ) -> tuple[Float[Array, ""], Metrics]:
-        """Huber loss of every critic against the target, over the chunks that have one."""
+        """The loss of every critic against the target, over the chunks that have one."""
         loss, metrics = self._critic_loss(self.encode(batch, rng), self.critics.latest if critics is None else critics)
         return loss, self._summarise(metrics)
 
     def compute_target(self, batch: ChunkBatch, rng: PRNGKeyArray) -> Float[Array, " b"]:
-        """What the critics learn: rewards of the chunk, then the value of the best of N chunks."""
+        """What the critics learn: rewards of the chunk, then what the target critics expect after it."""
         return self._target(self.encode(batch, rng))
 
     def compute_actor_loss(
@@ -380,14 +479,22 @@ class ACRLPDAgent:
         totals: Totals,
         rng: PRNGKeyArray,
         parameters: Parameters | None,
+        behavior: Parameters | None = None,
         *,
         dropout: bool = True,
     ) -> Encoded:
         policy, count = self.learned.build(parameters), self.config.critic.num_critics
-        return encode_batch(batch, draw, totals, policy, count, rng, dropout=dropout)
+        seen = encode_batch(batch, draw, totals, policy, count, rng, dropout=dropout)
+        if self.behavior is None:
+            return seen
+        trainable = self.learned.trainable if parameters is None else parameters
+        behavior = self.behavior.params if behavior is None else behavior
+        return replace(seen, behavior=self.learned.build({**trainable, **behavior}))
 
     def _draw(self, batch: ChunkBatch, rng: PRNGKeyArray, augment: bool) -> Draw:
-        return draw_for(batch, self.learned.model, self.config.num_action_samples, rng, augment=augment)
+        config = self.config
+        later = config.num_action_samples if config.target == "best_of_n" else 0
+        return draw_for(batch, self.learned.model, config.num_action_samples, later, rng, augment=augment)
 
     def _totals(self, batch: ChunkBatch) -> Totals:
         return Totals.of(batch, self._cloned(batch))
@@ -402,23 +509,30 @@ class ACRLPDAgent:
         return jax.lax.stop_gradient(policy).sample(prefix, noise=noise, num_steps=self.config.denoising_steps)
 
     def _values(
-        self, critic: CriticParameters, prefix: Prefix, chunks: Array, dropout_keys: Key[Array, " b"] | None = None
-    ) -> Float[Array, "critics b n"]:
-        """What the critics think of the first H steps of n chunks per observation."""
-        steps = chunks[:, :, : self.config.horizon_length, : self.real_action_dim]
-        return value_chunks(
-            critic, prefix.features, prefix.state, steps, dropout=self.config.critic.dropout, keys=dropout_keys
-        )
+        self, critics: CriticParameters, prefix: Prefix, chunks: Array, pair: Int[Array, " 2"] | None
+    ) -> Float[Array, "b n"]:
+        """What the ensemble as a whole thinks of the first H steps of n chunks per observation."""
+        return self._aggregate(self.ensemble.q_values(critics, prefix, chunks), pair)
 
     def _aggregate(self, values: Float[Array, "critics *b"], pair: Int[Array, " 2"] | None) -> Float[Array, "*b"]:
-        return aggregate_values(values, self.config.aggregate, pair)
+        return aggregate_values(values, self.config.aggregate, pair, self.config.pessimism)
 
     def _best(
-        self, critic: CriticParameters, prefix: Prefix, chunks: Array, pair: Int[Array, " 2"] | None
+        self, critics: CriticParameters, prefix: Prefix, chunks: Array, pair: Int[Array, " 2"] | None
     ) -> Float[Array, "b horizon action_dim"]:
         """The chunk of the highest value for each observation."""
-        best = jnp.argmax(self._aggregate(self._values(critic, prefix, chunks), pair), axis=1)
-        return jnp.take_along_axis(chunks, best[:, None, None, None], axis=1)[:, 0]
+        return _take(chunks, jnp.argmax(self._values(critics, prefix, chunks, pair), axis=1))
+
+
+def _ensemble(config: ACRLPDConfig, model: Pi0Config, action_dim: int) -> CriticEnsemble:
+    return CriticEnsemble(config.critic, model, config.horizon_length, action_dim, has_v=config.target == "expectile")
+
+
+def _take(
+    chunks: Float[Array, "b n horizon action_dim"], which: Int[Array, " b"]
+) -> Float[Array, "b horizon action_dim"]:
+    """One of the chunks of each observation."""
+    return jnp.take_along_axis(chunks, which[:, None, None, None], axis=1)[:, 0]
 
 
 def _unless_empty(count: Float[Array, ""], value: Float[Array, ""]) -> Float[Array, ""]:

@@ -14,7 +14,7 @@ from pirl.agents.optimisers import OptimiserConfig
 from pirl.models.critic import CriticParameters
 from pirl.models.types import Array
 
-Aggregate = Literal["min", "mean", "subset_min"]
+Aggregate = Literal["min", "mean", "subset_min", "lower_bound"]
 
 
 @jax.tree_util.register_dataclass
@@ -64,11 +64,13 @@ class LearnedCritics:
 
 
 def aggregate_values(
-    values: Float[Array, "critics *b"], how: Aggregate, pair: Int[Array, " 2"] | None
+    values: Float[Array, "critics *b"], how: Aggregate, pair: Int[Array, " 2"] | None, pessimism: float
 ) -> Float[Array, "*b"]:
     """One value from the ensemble. Without a pair, subset_min is the mean over all."""
     if how == "min":
         return jnp.min(values, axis=0)
+    if how == "lower_bound":
+        return jnp.mean(values, axis=0) - pessimism * jnp.std(values, axis=0)
     if how == "mean" or pair is None:
         return jnp.mean(values, axis=0)
     return jnp.min(values[pair], axis=0)

@@ -23,15 +23,18 @@ class Draw:
     flow: FlowDraw
     next_observations: Observation
     noise: Float[Array, "b n horizon action_dim"]
-    next_noise: Float[Array, "b n horizon action_dim"]
+    next_noise: Float[Array, "b m horizon action_dim"]
     dropout: Key[Array, " b"]
 
 
-def draw_for(batch: ChunkBatch, model: Pi0Config, num_samples: int, rng: PRNGKeyArray, *, augment: bool) -> Draw:
+def draw_for(
+    batch: ChunkBatch, model: Pi0Config, num_samples: int, num_later: int, rng: PRNGKeyArray, *, augment: bool
+) -> Draw:
     """Draw for the whole batch at once, so that cutting it up later changes nothing."""
     assert batch.next_observations is not None, "critics look further than the chunk"
     later_rng, noise_rng = jax.random.split(jax.random.fold_in(rng, 4))
-    noise = draw_noise(noise_rng, batch.actions.shape[0], (2 * num_samples, model.action_horizon, model.action_dim))
+    shape = (num_samples + num_later, model.action_horizon, model.action_dim)
+    noise = draw_noise(noise_rng, batch.actions.shape[0], shape)
     return Draw(
         flow=draw_flow(batch, model, rng, augment),
         next_observations=preprocess(batch.next_observations, model, later_rng if augment else None),
@@ -75,6 +78,7 @@ class Encoded:
     next_prefix: Prefix
     pair: Int[Array, " 2"]  # the critics of subset_min in this update
     drops_units: bool
+    behavior: Pi0 | None = None  # the behavior expert on the same prefix
 
     def flow_losses(
         self, actions: Float[Array, "b horizon action_dim"], valid: Bool[Array, "b horizon"], real_action_dim: int

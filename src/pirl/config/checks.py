@@ -37,6 +37,7 @@ _AT_LEAST = {
         ),
         *("evaluation.videos", "stopping.min_delta", "data.prefetch", "rollout.iterations", "rollout.seed"),
         *("rollout.videos_every", "health.max_rollbacks", "health.min_success_ratio", "health.min_speed_ratio"),
+        "health.max_value_excess",
         *("data.selection.success_weight", "data.selection.failure_weight"),
     ),
     1: (

@@ -167,6 +167,9 @@ class HealthConfig:
     """Consecutive skipped updates (NaN, or a loss above the limit) after which the run stops."""
     loss_limit: float = 1e6
     """Absolute loss above which an update is skipped."""
+    max_value_excess: float = 0.25
+    """ACRLPD: how far the mean of Q may leave the range of returns in the data, as a fraction of that range, before the
+    run stops (0: not monitored)."""
     min_success_ratio: float = 0.25
     """RIPT: fraction of the best iteration's success below which success counts as collapsed (0: not monitored)."""
     max_drift: float | None = None

@@ -127,7 +127,8 @@ class Selection:
     """Which frames are sampled, and how often. Filters first: what they leave out has no weight.
 
     `tasks`: only these task strings. `success`: only successes (True) or failures (False). `episodes`: only these
-    episode numbers. Weights multiply: of the outcome (1 where it is not known), and of the task.
+    episode numbers. Weights multiply: of the outcome (1 where it is not known), and of the task. `success_fraction`:
+    how much of what is sampled comes from successes, however many of these there are.
     """
 
     tasks: tuple[str, ...] | None = None
@@ -135,7 +136,12 @@ class Selection:
     episodes: tuple[int, ...] | None = None
     success_weight: float = 1.0
     failure_weight: float = 1.0
+    success_fraction: float | None = None
     task_weights: Mapping[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.success_fraction is not None and not 0 < self.success_fraction < 1:
+            raise ConfigError(f"success_fraction should be between 0 and 1, or none; it is {self.success_fraction}.")
 
     def weights(self, dataset: Dataset, outcomes: Outcomes) -> Float64[np.ndarray, " rows"]:
         """The weight of each row as an anchor."""
@@ -157,4 +163,9 @@ class Selection:
         weights = np.repeat(of_episode, dataset.lengths) * of_task[dataset.rows.task_of_row]
         if not weights.any():
             raise ConfigError(f"the filters leave nothing of {dataset.name}: {self}.")
+        succeeded = np.repeat(success == 1, dataset.lengths)
+        share = weights[succeeded].sum() / weights.sum()
+        if self.success_fraction is not None and 0 < share < 1:  # with one kind only there is nothing to balance
+            balance = self.success_fraction / (1 - self.success_fraction) * (1 - share) / share
+            weights = np.where(succeeded, weights * balance, weights)
         return weights

@@ -21,13 +21,15 @@ class ExpertConfig:
     """Standard deviation of the action noise, as a fraction of the largest motion of one step."""
     delay: int = 0
     """It starts up to this many steps late."""
+    detour: int = 0
+    """At some point of the episode it wanders off in a random direction for up to this many steps."""
     give_up: float = 0.0
     """Probability that it gives up at some point of the episode."""
     flawed: float = 1.0
     """Fraction of the episodes with these flaws; in the others it does its best."""
 
     def __post_init__(self) -> None:
-        for name in ("aim_bias", "noise", "delay"):
+        for name in ("aim_bias", "noise", "delay", "detour"):
             if not 0 <= getattr(self, name) < np.inf:
                 raise ConfigError(f"expert.{name} = {getattr(self, name)} should be zero or more.")
         for name in ("give_up", "flawed"):
@@ -43,6 +45,10 @@ class Flaws:
     noise: float
     late: int
     stops_after: int | None
+    detour: range
+    """The steps in which it wanders off."""
+    direction: Float[np.ndarray, " 3"]
+    """Where to: a unit vector."""
 
     @classmethod
     def draw(cls, config: ExpertConfig, rng: np.random.Generator, episode_length: int) -> "Flaws":
@@ -50,11 +56,17 @@ class Flaws:
         # Everything is drawn whatever the config, so that episodes of the same seed differ in the flaws alone.
         flawed, gives_up, lateness, stop = rng.random(4)
         aim = rng.normal(size=3)
+        detour_rng = rng.spawn(1)[0]  # its own, so that experts without a detour act as they always did
+        begin, length = detour_rng.random(2)
+        direction = detour_rng.normal(size=3)
+        direction /= np.linalg.norm(direction)
         if flawed >= config.flawed:
-            return cls(np.zeros(3), 0.0, 0, None)
+            return cls(np.zeros(3), 0.0, 0, None, range(0), direction)
         late = int(lateness * (config.delay + 1))
         stops_after = int(stop * episode_length) if gives_up < config.give_up else None
-        return cls(aim * config.aim_bias, config.noise, late, stops_after)
+        first = late + int(begin * episode_length)
+        detour = range(first, first + int(length * (config.detour + 1)))
+        return cls(aim * config.aim_bias, config.noise, late, stops_after, detour, direction)
 
 
 def with_flaws(
@@ -76,6 +88,8 @@ def with_flaws(
         steps += 1
         waits = steps <= flaws.late or (flaws.stops_after is not None and steps > flaws.stops_after)
         action = hold() if waits else act()
+        if steps - 1 in flaws.detour:
+            action = hold() + np.resize(flaws.direction, action.shape) * motion
         return (action + rng.normal(size=action.shape) * flaws.noise * motion).astype(np.float32)
 
     return flawed

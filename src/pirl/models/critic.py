@@ -1,25 +1,31 @@
-"""The critic ensemble: K networks that value an action chunk in the policy's own view of an observation."""
+"""The critic ensemble: K networks that value action chunks by what the policy's prefix shows them."""
 
 import functools
 import itertools
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, get_args
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Bool, Float, Key, PRNGKeyArray
+import optax
+from flax import nnx
+from jaxtyping import Float, Key, PRNGKeyArray
 
 from pirl.errors import ConfigError
+from pirl.models.config import Pi0Config
+from pirl.models.parameters import get_parameters, set_parameters
+from pirl.models.pi0 import Prefix
 from pirl.models.types import Array
 
-# One critic's parameters, or with a leading axis those of an ensemble.
+# Parameters of an ensemble by path, with a leading axis over its critics.
 CriticParameters = dict[str, Any]
+CriticLoss = Literal["huber", "bce", "hl_gauss"]
 
 
 @dataclass(frozen=True)
 class CriticConfig:
-    """Architecture of the critics."""
+    """Architecture of the critics, and how they represent values."""
 
     num_critics: int = 2
     """Critics in the ensemble."""
@@ -29,90 +35,228 @@ class CriticConfig:
     """Apply LayerNorm to each hidden layer before its activation."""
     dropout: float = 0.0
     """Dropout rate of the hidden layers in training."""
+    num_queries: int = 4
+    """Queries by which each critic reads the policy's prefix (its cached keys and values)."""
+    query_width: int = 64
+    """Width of each query and of what it reads."""
+    num_heads: int = 4
+    """Attention heads of the queries."""
+    loss: CriticLoss = "huber"
+    """Regression of the value (huber); cross-entropy of its place in value_range (bce); or cross-entropy of num_bins
+    bins over value_range against the target smoothed by a Gaussian (hl_gauss)."""
+    huber_delta: float = 1.0
+    """Huber threshold: larger errors count linearly."""
+    value_range: tuple[float, float] = (0.0, 1.0)
+    """Lowest and highest value that bce and hl_gauss can express: the range of returns."""
+    num_bins: int = 101
+    """Bins of hl_gauss."""
 
     def __post_init__(self) -> None:
         if self.num_critics < 1 or not self.hidden_dims or min(self.hidden_dims) < 1:
             raise ConfigError(f"an ensemble needs at least one critic with at least one hidden layer: {self}.")
         if not 0 <= self.dropout < 1:
             raise ConfigError(f"dropout should be in [0, 1); it is {self.dropout}.")
+        if min(self.num_queries, self.query_width, self.num_heads) < 1 or self.query_width % self.num_heads:
+            raise ConfigError(
+                f"critic.query_width = {self.query_width} should be a multiple of critic.num_heads = {self.num_heads}, "
+                f"and critic.num_queries = {self.num_queries} at least 1."
+            )
+        if self.loss not in get_args(CriticLoss):
+            raise ConfigError(f"critic.loss should be one of {', '.join(get_args(CriticLoss))}; it is {self.loss!r}.")
+        if self.huber_delta <= 0:
+            raise ConfigError(f"critic.huber_delta should be positive; it is {self.huber_delta}.")
+        if len(self.value_range) != 2 or not self.value_range[0] < self.value_range[1]:
+            raise ConfigError(f"critic.value_range should be lowest, highest; it is {self.value_range}.")
+        if self.num_bins < 2:
+            raise ConfigError(f"critic.num_bins should be at least 2; it is {self.num_bins}.")
+
+    @property
+    def outputs(self) -> int:
+        """Numbers by which a network expresses a value."""
+        return self.num_bins if self.loss == "hl_gauss" else 1
+
+    def values(self, logits: Float[Array, "*b outputs"]) -> Float[Array, "*b"]:
+        """The values that network outputs stand for."""
+        low, high = self.value_range
+        if self.loss == "hl_gauss":
+            return jax.nn.softmax(logits) @ self._centers
+        return logits[..., 0] if self.loss == "huber" else low + (high - low) * jax.nn.sigmoid(logits[..., 0])
+
+    def losses(self, logits: Float[Array, "*b outputs"], target: Float[Array, "*#b"]) -> Float[Array, "*b"]:
+        """The loss of network outputs against target values; bce and hl_gauss clip these to value_range."""
+        if self.loss == "huber":
+            return optax.huber_loss(logits[..., 0], jnp.broadcast_to(target, logits.shape[:-1]), delta=self.huber_delta)
+        low, high = self.value_range
+        target = jnp.clip(target, low, high)
+        if self.loss == "bce":
+            return optax.sigmoid_binary_cross_entropy(logits[..., 0], (target - low) / (high - low))
+        return optax.softmax_cross_entropy(logits, self.bin_probabilities(target))
+
+    def bin_probabilities(self, target: Float[Array, "*b"]) -> Float[Array, "*b bins"]:
+        """A Gaussian around each target, with a deviation of 0.75 bins, integrated over the bins."""
+        width = self._centers[1] - self._centers[0]
+        edges = jnp.append(self._centers - width / 2, self._centers[-1] + width / 2)
+        below = jax.scipy.stats.norm.cdf(edges, target[..., None], 0.75 * width)
+        mass = jnp.diff(below, axis=-1)
+        return mass / jnp.sum(mass, axis=-1, keepdims=True)
+
+    @property
+    def _centers(self) -> Float[Array, " bins"]:
+        return jnp.linspace(*self.value_range, self.num_bins)
 
 
-# Two critics of 20 M parameters each on π₀'s 2,048 features, and ten small ones.
-LARGE_CRITICS = CriticConfig(num_critics=2, hidden_dims=(2240,) * 4)
+# Two critics of 20 M parameters each on π₀'s prefix, and ten small ones.
+LARGE_CRITICS = CriticConfig(num_critics=2, hidden_dims=(1024,) * 4, query_width=512, num_heads=8)
 TEN_CRITICS = CriticConfig(num_critics=10, hidden_dims=(512,) * 4)
 
 
-def create_critics(config: CriticConfig, observation_dim: int, action_dim: int, rng: PRNGKeyArray) -> CriticParameters:
-    """An ensemble with fresh parameters, every critic with its own."""
-    return jax.vmap(lambda key: _create_critic(config, observation_dim, action_dim, key))(
-        jax.random.split(rng, config.num_critics)
-    )
+class Readout(nnx.Module):
+    """What a few queries find in the prefix, by attention to its keys and values of all layers."""
+
+    def __init__(self, config: CriticConfig, cached_width: int, state_dim: int, rngs: nnx.Rngs):
+        self.heads, width = config.num_heads, config.query_width
+        self.queries = nnx.Param(jax.random.normal(rngs.params(), (config.num_queries, width)))
+        # What to look for may depend on where the robot is.
+        self.state = nnx.Linear(state_dim, config.num_queries * width, rngs=rngs)
+        self.key_value = nnx.Linear(cached_width, 2 * width, rngs=rngs)
+        self.out = nnx.Linear(width, width, rngs=rngs)
+
+    def __call__(self, prefix: Prefix) -> Float[Array, "b d"]:
+        """One vector per observation."""
+        batch, tokens = prefix.mask.shape
+        cached = jnp.concatenate([prefix.cache.keys, prefix.cache.values], axis=-1)
+        cached = jnp.moveaxis(cached, 0, 2).reshape(batch, tokens, -1)  # layers b s heads dim
+        keys, values = jnp.split(self.key_value(_normalize(cached.astype(jnp.float32))), 2, axis=-1)
+        queries = self.queries[...] + self.state(prefix.state).reshape(batch, *self.queries[...].shape)
+        queries, keys, values = (
+            x.reshape(batch, -1, self.heads, x.shape[-1] // self.heads) for x in (queries, keys, values)
+        )
+        read = jax.nn.dot_product_attention(queries, keys, values, mask=prefix.mask[:, None, None])
+        read = read.reshape(batch, self.queries[...].shape[0], -1)
+        return _normalize(read + self.out(jax.nn.gelu(read))).reshape(batch, -1)
 
 
-def _create_critic(config: CriticConfig, observation_dim: int, action_dim: int, rng: PRNGKeyArray) -> CriticParameters:
-    initialise = jax.nn.initializers.lecun_normal()
-    widths = (observation_dim + action_dim, *config.hidden_dims, 1)
-    layers = {}
-    for number, (fan_in, fan_out) in enumerate(itertools.pairwise(widths)):
-        layer = {
-            "kernel": initialise(jax.random.fold_in(rng, number), (fan_in, fan_out)),
-            "bias": jnp.zeros(fan_out),
-        }
-        if config.layer_norm and number < len(config.hidden_dims):
-            layer |= {"norm_scale": jnp.ones(fan_out), "norm_bias": jnp.zeros(fan_out)}
-        layers[f"layer_{number}"] = layer
-    return layers
+class MLP(nnx.Module):
+    """Hidden layers on the sum of two inputs' projections, and an output layer."""
+
+    def __init__(self, config: CriticConfig, view_dim: int, action_dim: int, rngs: nnx.Rngs):
+        first = config.hidden_dims[0]
+        self.dropout = config.dropout
+        # The view's part of the first layer is the same for all chunks of an observation.
+        self.view = nnx.Linear(view_dim, first, rngs=rngs)
+        self.actions = nnx.Linear(action_dim, first, use_bias=False, rngs=rngs) if action_dim else None
+        self.hidden = nnx.List([nnx.Linear(a, b, rngs=rngs) for a, b in itertools.pairwise(config.hidden_dims)])
+        self.norms = nnx.List([nnx.LayerNorm(width, rngs=rngs) for width in config.hidden_dims if config.layer_norm])
+        self.out = nnx.Linear(config.hidden_dims[-1], config.outputs, rngs=rngs)
+
+    def __call__(
+        self, view: Float[Array, "b d"], actions: Float[Array, "b n a"] | None, keys: Key[Array, " b"] | None
+    ) -> Float[Array, "b n outputs"]:
+        """Outputs for every chunk of every observation (n = 1 without chunks); with keys, units are dropped."""
+        x = self.view(view)[:, None]
+        if self.actions is not None and actions is not None:
+            x = x + self.actions(actions)
+        for number, layer in enumerate((*self.hidden, self.out)):
+            x = jax.nn.gelu(self.norms[number](x) if self.norms else x)
+            if keys is not None and self.dropout:
+                drop = functools.partial(self._drop, number)
+                x = jax.vmap(drop)(keys, x)
+            x = layer(x)
+        return x
+
+    def _drop(self, layer: int, key: PRNGKeyArray, x: Float[Array, "n units"]) -> Float[Array, "n units"]:
+        keep = jax.random.bernoulli(jax.random.fold_in(key, layer), 1 - self.dropout, x.shape)
+        return jnp.where(keep, x / (1 - self.dropout), 0.0)
 
 
-def value_chunks(
-    parameters: CriticParameters,
-    features: Float[Array, "b width"],
-    state: Float[Array, "b state_dim"],
-    actions: Float[Array, "b n horizon action_dim"],
-    *,
-    dropout: float = 0.0,
-    keys: Key[Array, " b"] | None = None,
-) -> Float[Array, "critics b n"]:
-    """What every critic thinks of n chunks per observation. Units are dropped only if there is a key for each of them."""
-    # Features come on whatever scale the language model has; actions and state are normalised already.
-    observation = jnp.concatenate([_normalise(features.astype(jnp.float32)), state], axis=-1)
-    chunks = actions.reshape(*actions.shape[:2], -1)
-    if keys is None or dropout == 0.0:
-        return jax.vmap(lambda critic: _value(critic, observation, chunks, 0.0, None))(parameters)
-    count = jax.tree.leaves(parameters)[0].shape[0]
-    own_keys = jax.vmap(lambda key: jax.random.split(key, count), out_axes=1)(keys)
-    return jax.vmap(lambda critic, keys: _value(critic, observation, chunks, dropout, keys))(parameters, own_keys)
+class Critic(nnx.Module):
+    """Q(s, chunk) of one critic and, if asked for, V(s); both share its view of the observation."""
+
+    def __init__(self, config: CriticConfig, model: Pi0Config, chunk_dim: int, has_v: bool, rngs: nnx.Rngs):
+        language = model.language
+        cached = 2 * language.depth * language.num_kv_heads * language.head_dim
+        has_prefix = bool(model.cameras or model.max_token_len)
+        self.readout = Readout(config, cached, model.action_dim, rngs) if has_prefix else None
+        view_dim = model.action_dim + (config.num_queries * config.query_width if has_prefix else 0)
+        self.q = MLP(config, view_dim, chunk_dim, rngs)
+        self.v = MLP(config, view_dim, 0, rngs) if has_v else None
+
+    def look(self, prefix: Prefix) -> Float[Array, "b d"]:
+        """What Q and V see of an observation."""
+        return prefix.state if self.readout is None else jnp.concatenate([self.readout(prefix), prefix.state], axis=-1)
 
 
-def _value(
-    critic: CriticParameters,
-    observation: Float[Array, "b d"],
-    chunks: Float[Array, "b n a"],
-    dropout: float,
-    keys: Key[Array, " b"] | None,
-) -> Float[Array, "b n"]:
-    first, *others = [critic[f"layer_{number}"] for number in range(len(critic))]
-    # The first layer sees observation and chunk side by side; the observation's part is the same for all n chunks.
-    seen, done = jnp.split(first["kernel"], [observation.shape[-1]])
-    hidden = (observation @ seen)[:, None] + chunks @ done + first["bias"]
-    for number, (layer, following) in enumerate(zip([first, *others[:-1]], others, strict=True)):
-        if "norm_scale" in layer:
-            hidden = _normalise(hidden) * layer["norm_scale"] + layer["norm_bias"]
-        hidden = jax.nn.gelu(hidden)
-        if keys is not None:
-            keep = jax.vmap(functools.partial(_keep, number, dropout, hidden.shape[1:]))(keys)
-            hidden = jnp.where(keep, hidden / (1 - dropout), 0.0)
-        hidden = hidden @ following["kernel"] + following["bias"]
-    return hidden[..., 0]
+@dataclass(frozen=True)
+class CriticEnsemble:
+    """K critics for a policy, as functions of their parameters."""
+
+    config: CriticConfig
+    model: Pi0Config
+    horizon: int
+    """Steps of a chunk that they see."""
+    action_dim: int
+    """Dimensions of an action that they see."""
+    has_v: bool
+    """Whether they value observations alone, too."""
+
+    def create(self, rng: PRNGKeyArray) -> CriticParameters:
+        """Fresh parameters, different for every critic."""
+        return jax.vmap(lambda key: get_parameters(self._critic(key)))(jax.random.split(rng, self.config.num_critics))
+
+    def q(
+        self,
+        params: CriticParameters,
+        prefix: Prefix,
+        chunks: Float[Array, "b n horizon action_dim"],
+        dropout_keys: Key[Array, " b"] | None = None,
+    ) -> Float[Array, "critics b n outputs"]:
+        """Outputs for n chunks per observation, which is looked at once."""
+        flat = chunks[:, :, : self.horizon, : self.action_dim].reshape(*chunks.shape[:2], -1)
+
+        def value(params: CriticParameters, keys: Key[Array, " b"] | None) -> Array:
+            critic = self._build(params)
+            return critic.q(critic.look(prefix), flat, keys)
+
+        if dropout_keys is None:
+            return jax.vmap(lambda params: value(params, None))(params)
+        own = jax.vmap(lambda key: jax.random.split(key, self.config.num_critics), out_axes=1)(dropout_keys)
+        return jax.vmap(value)(params, own)
+
+    def v(self, params: CriticParameters, prefix: Prefix) -> Float[Array, "critics b outputs"]:
+        """Outputs for the observations alone."""
+
+        def value(params: CriticParameters) -> Array:
+            critic = self._build(params)
+            assert critic.v is not None
+            return critic.v(critic.look(prefix), None, None)[:, 0]
+
+        return jax.vmap(value)(params)
+
+    def q_values(
+        self, params: CriticParameters, prefix: Prefix, chunks: Float[Array, "b n horizon action_dim"]
+    ) -> Float[Array, "critics b n"]:
+        """What every critic thinks of n chunks per observation."""
+        return self.config.values(self.q(params, prefix, chunks))
+
+    def v_values(self, params: CriticParameters, prefix: Prefix) -> Float[Array, "critics b"]:
+        """What every critic expects of the observations."""
+        return self.config.values(self.v(params, prefix))
+
+    def _critic(self, rng: PRNGKeyArray) -> Critic:
+        return Critic(self.config, self.model, self.horizon * self.action_dim, self.has_v, nnx.Rngs(rng))
+
+    def _build(self, params: CriticParameters) -> Critic:
+        return set_parameters(_abstract(self), params)
 
 
-def _keep(layer: int, dropout: float, shape: tuple[int, ...], key: PRNGKeyArray) -> Bool[Array, "n units"]:
-    return jax.random.bernoulli(jax.random.fold_in(key, layer), 1 - dropout, shape)
+@functools.lru_cache(maxsize=32)
+def _abstract(ensemble: CriticEnsemble) -> Critic:
+    return nnx.eval_shape(lambda: ensemble._critic(jax.random.key(0)))
 
 
-def _normalise(x: Float[Array, "*b d"]) -> Float[Array, "*b d"]:
-    centred = x - jnp.mean(x, axis=-1, keepdims=True)
-    return centred * jax.lax.rsqrt(jnp.mean(jnp.square(centred), axis=-1, keepdims=True) + 1e-6)
+def _normalize(x: Float[Array, "*b d"]) -> Float[Array, "*b d"]:
+    centered = x - jnp.mean(x, axis=-1, keepdims=True)
+    return centered * jax.lax.rsqrt(jnp.mean(jnp.square(centered), axis=-1, keepdims=True) + 1e-6)
 
 
 def count_parameters(parameters: Any) -> int:

@@ -2,21 +2,23 @@
 
 import functools
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 from flax import nnx
 
 from pirl.models.config import Pi0Config
-from pirl.models.pi0 import Pi0, abstract_model
+from pirl.models.pi0 import abstract_model
+
+_Model = TypeVar("_Model", bound=nnx.Module)
 
 
-def get_parameters(model: Pi0) -> dict[str, Any]:
+def get_parameters(model: nnx.Module) -> dict[str, Any]:
     """Every parameter of a model by path; of an abstract model, its shapes and dtypes."""
     return {"/".join(map(str, path)): leaf.get_value() for path, leaf in nnx.to_flat_state(nnx.state(model, nnx.Param))}
 
 
-def set_parameters(model: Pi0, parameters: Mapping[str, Any]) -> Pi0:
+def set_parameters(model: _Model, parameters: Mapping[str, Any]) -> _Model:
     """A model of the same kind holding exactly these parameters; its own (or their shapes) are left as they were."""
     graphdef, state = nnx.split(model)
     flat = nnx.to_flat_state(state)

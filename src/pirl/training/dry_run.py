@@ -35,6 +35,8 @@ _KINDS = {
     "learned/frozen": "frozen",
     "learned/average": "average",
     "learned/moments": "optimiser",
+    "behavior/params": "parameters",
+    "behavior/opt_state": "optimiser",
     "step": "optimiser",
 }
 _TIMED_UPDATES = 3

@@ -26,6 +26,8 @@ logger = logging.getLogger(__name__)
 
 # Bad batches that are kept: the first ones, which are nearest to the cause.
 MAX_RECORDED = 10
+# Updates in a row with Q beyond the returns in the data: one is a matter of the batch.
+_PATIENCE = 50
 
 AgentT = TypeVar("AgentT")
 BatchT = TypeVar("BatchT")
@@ -64,10 +66,17 @@ class Health:
     """
 
     def __init__(
-        self, config: HealthConfig, bad_batches: Path, states: Path, settle: Callable[[], None] = lambda: None
+        self,
+        config: HealthConfig,
+        bad_batches: Path,
+        states: Path,
+        settle: Callable[[], None] = lambda: None,
+        returns: tuple[float, float] | None = None,
     ):
-        """`settle` waits until what is being saved has been saved."""
+        """`settle` waits until what is being saved has been saved; `returns` is the range of returns in the data."""
         self._config = config
+        self._returns = returns
+        self._beyond = 0
         self._settle = settle
         self._bad_batches = bad_batches
         self._states = states
@@ -103,6 +112,7 @@ class Health:
     def _look(self, step: int, metrics: Mapping[str, Any], batch: Any) -> None:
         flags = np.asarray(metrics["skipped"])
         first = step - flags.size + 1
+        self._check_values(step, metrics.get("critic/q_mean"))
         for index in np.ndindex(flags.shape):
             if not flags[index]:
                 self.in_a_row = 0
@@ -114,6 +124,23 @@ class Health:
             if self.in_a_row >= self._config.max_skipped:
                 self._settle()
                 raise TrainingError(self._explain(first + sum(index), values))
+
+    def _check_values(self, step: int, q_mean: Any) -> None:
+        """Stop where the mean of Q has been beyond all returns in the data for a while."""
+        if q_mean is None or self._returns is None or not self._config.max_value_excess:
+            return
+        low, high = self._returns
+        margin = self._config.max_value_excess * (high - low)
+        for value in np.ravel(np.asarray(q_mean)):
+            self._beyond = self._beyond + 1 if value < low - margin or value > high + margin else 0
+            if self._beyond >= _PATIENCE and margin > 0:
+                self._settle()
+                raise TrainingError(
+                    f"the mean of Q is {value:.4g} after {step} updates, and returns in the data are {low:.4g} to "
+                    f"{high:.4g}: the critics believe in values that nobody has ever seen. Use --agent.target expectile "
+                    "or --agent.critic.loss bce, a lower --agent.critic-optimiser.peak-lr, or allow it with "
+                    "--health.max-value-excess 0."
+                )
 
     def _record(self, step: int, metrics: dict[str, float], batch: Any) -> None:
         """Write the batch, and what is odd about it, unless there are enough already."""

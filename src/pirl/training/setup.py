@@ -2,6 +2,7 @@
 
 import contextlib
 import hashlib
+import itertools
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -12,7 +13,7 @@ from typing import Any
 import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
-from jaxtyping import Float64
+from jaxtyping import Bool, Float64
 
 from pirl.agents.acrlpd import ACRLPDConfig
 from pirl.agents.base import Agent
@@ -59,6 +60,8 @@ class Setup:
     held_out: Float64[np.ndarray, " rows"] | None
     action_dim: int
     mesh: Mesh
+    # Lowest and highest discounted return from any row on, for learners with critics.
+    returns: tuple[float, float] | None = None
 
     @property
     def shape(self) -> ChunkShape:
@@ -149,6 +152,10 @@ def set_up(config: RLTrainConfig, *, resumed: RunFiles | None = None, progress: 
             weights, held_out = hold_out(weights, dataset, data.validation_fraction, config.seed)
         cache = FrameCacheConfig(*model.image_resolution, compression=data.frame_compression)
         trajectories = load_trajectories(dataset, robot, model, outcomes=outcomes, frame_cache=cache, progress=progress)
+    returns = None
+    if trajectories is not None and weights is not None and isinstance(config.agent, ACRLPDConfig):
+        returns = return_range(trajectories, weights > 0, config.agent.discount)
+        _check_value_range(config.agent, returns)
     told = statistics["actions"].width_in(model.action_dim)
     action_dim = told if trajectories is None else trajectories.actions.shape[1]
     return Setup(
@@ -160,7 +167,32 @@ def set_up(config: RLTrainConfig, *, resumed: RunFiles | None = None, progress: 
         held_out=held_out,
         action_dim=robot.action_dim or action_dim,
         mesh=make_mesh(config.fsdp_devices),
+        returns=returns,
     )
+
+
+def return_range(trajectories: Trajectories, used: Bool[np.ndarray, " rows"], discount: float) -> tuple[float, float]:
+    """The lowest and the highest discounted return from any used row to the end of its episode."""
+    low, high = np.inf, -np.inf
+    for start, end in zip(trajectories.starts, trajectories.ends, strict=True):
+        if used[start:end].any():
+            returns = itertools.accumulate(
+                trajectories.rewards[start:end][::-1].tolist(), lambda g, r: r + discount * g
+            )
+            found = list(returns)
+            low, high = min(low, min(found)), max(high, max(found))
+    return low, high
+
+
+def _check_value_range(agent: ACRLPDConfig, returns: tuple[float, float]) -> None:
+    """Raise where returns in the data are beyond what the critics can express."""
+    (low, high), critic = returns, agent.critic
+    if critic.loss != "huber" and not (critic.value_range[0] - 1e-6 <= low and high <= critic.value_range[1] + 1e-6):
+        raise ConfigError(
+            f"returns in the data are {low:.4g} to {high:.4g}, and agent.critic.value_range = {critic.value_range} is "
+            f"all that critics with loss {critic.loss} can express: set --agent.critic.value-range {low:.4g} {high:.4g} "
+            "or more, or --agent.critic.loss huber."
+        )
 
 
 def data_identity(setup: Setup) -> dict[str, Any] | None:

@@ -90,7 +90,8 @@ class Trainer:
         self._open = contextlib.ExitStack()
         try:
             self._checkpoints = self._open.enter_context(Checkpoints(run, config.checkpoints))
-            self._health = Health(config.health, run.bad_batches, run.states, self._checkpoints.wait)
+            returns = None if config.online.env_steps else setup.returns  # online, there may be better ones
+            self._health = Health(config.health, run.bad_batches, run.states, self._checkpoints.wait, returns)
             self._stopping = EarlyStopping(config.stopping)
             self._watch = IterationHealth(config.health)
             is_new = self._checkpoints.latest() is None

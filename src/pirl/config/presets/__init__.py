@@ -10,7 +10,15 @@ from functools import cache
 from pirl.agents.acrlpd import ACRLPDConfig
 from pirl.agents.bc import BCConfig
 from pirl.config.presets.aloha import aloha_fold, aloha_ript, aloha_sim, rl_fold_box
-from pirl.config.presets.demo import debug, demo, demo_bc, demo_ript, demo_ript_start
+from pirl.config.presets.demo import (
+    debug,
+    demo,
+    demo_bc,
+    demo_pixels,
+    demo_pixels_bc,
+    demo_ript,
+    demo_ript_start,
+)
 from pirl.config.presets.droid import droid
 from pirl.config.presets.libero import libero, libero_ript
 from pirl.config.train import RLTrainConfig
@@ -50,7 +58,8 @@ def get_preset(name: str) -> Preset:
 
 @cache
 def _presets() -> dict[str, Preset]:
-    presets = {make.__name__: _describe(make(), make) for make in (demo, demo_bc, demo_ript, demo_ript_start, debug)}
+    demos = (demo, demo_bc, demo_pixels, demo_pixels_bc, demo_ript, demo_ript_start, debug)
+    presets = {make.__name__: _describe(make(), make) for make in demos}
     for make in (aloha_fold, rl_fold_box, aloha_sim, droid, libero):
         for pi05, lora, cloned in itertools.product((False, True), repeat=3):
             config = make(pi05)

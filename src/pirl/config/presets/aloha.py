@@ -8,6 +8,7 @@ from pirl.config.presets.full_size import ACRLPD
 from pirl.config.presets.ript import with_ript
 from pirl.config.train import RLTrainConfig
 from pirl.data.outcomes import OutcomeConfig
+from pirl.data.prepare import Selection
 from pirl.envs.registry import EnvConfig
 from pirl.models.config import get_model_config
 from pirl.models.critic import LARGE_CRITICS
@@ -29,7 +30,7 @@ def aloha_fold(pi05: bool) -> RLTrainConfig:
         name="aloha_fold_pi05" if pi05 else "aloha_fold",
         model=get_model_config("pi05_base" if pi05 else "pi0_base"),
         agent=replace(ACRLPD, horizon_length=20),
-        data=DataConfig(robot="aloha"),
+        data=DataConfig(robot="aloha", selection=Selection(success_fraction=0.5)),
         checkpoints=_CHECKPOINTS,
         steps=30_000,
         batch_size=32,
@@ -50,7 +51,7 @@ def rl_fold_box(pi05: bool) -> RLTrainConfig:
     return replace(
         base,
         name="rl_fold_box_pi05" if pi05 else "rl_fold_box",
-        agent=replace(base.agent, critic=LARGE_CRITICS, aggregate="mean"),
+        agent=replace(base.agent, critic=replace(LARGE_CRITICS, loss="bce")),
         data=replace(base.data, validation_fraction=0.05),
         validation_every=1_000,
     )

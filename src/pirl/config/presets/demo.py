@@ -6,7 +6,6 @@ from pirl.agents.acrlpd import ACRLPDConfig
 from pirl.agents.bc import BCConfig
 from pirl.agents.optimisers import OptimiserConfig
 from pirl.agents.ript import RIPTConfig
-from pirl.agents.temperature import TemperatureConfig
 from pirl.config.parts import (
     CheckpointConfig,
     DataConfig,
@@ -16,18 +15,19 @@ from pirl.config.parts import (
     RolloutConfig,
 )
 from pirl.config.train import RLTrainConfig
+from pirl.data.prepare import Selection
 from pirl.envs.registry import EnvConfig
 from pirl.models.config import get_model_config
 from pirl.models.critic import CriticConfig
 
-# What the demo sees is the true state of the table: critics that judge a chunk by pixels need more than a few minutes.
-_TABLE = EnvConfig("tabletop", options={"observation": "state"})
+_PIXELS = EnvConfig("tabletop")
+_STATE = EnvConfig("tabletop", options={"observation": "state"})
 # RIPT knows success or failure only: where there is no time to try again and again, these tell more about each decision.
 _SHORT_TABLE = EnvConfig("tabletop", options={"observation": "state", "max_steps": 50})
 
 
 def demo_bc() -> RLTrainConfig:
-    """The demo's baseline: behaviour cloning of a tiny π₀ on noisy demonstrations in Tabletop.
+    """The baseline of `pirl demo --observation state`: behaviour cloning of a tiny π₀ on noisy demonstrations.
 
     Command: pirl train demo_bc --exp-name demo/bc --data.repo-id runs/demo/data
     Needs: one CPU core, one minute; a dataset from `pirl demo` or `pirl collect`.
@@ -39,7 +39,7 @@ def demo_bc() -> RLTrainConfig:
         model=get_model_config("tiny_state"),
         agent=BCConfig(optimiser=optimiser, loss_over="real", augment=False),
         data=DataConfig(repo_id="runs/demo/data", robot="tabletop_state"),
-        env=_TABLE,
+        env=_STATE,
         checkpoints=CheckpointConfig(every=1_500),
         logging=LoggingConfig(every=50),
         from_scratch=True,
@@ -49,39 +49,82 @@ def demo_bc() -> RLTrainConfig:
 
 
 def demo() -> RLTrainConfig:
-    """The demo: ACRLPD from the BC policy on the same demonstrations in Tabletop, then also on its own episodes.
+    """`pirl demo --observation state`: ACRLPD from the BC policy on the same demonstrations, then on its own episodes.
 
     Command: pirl train demo --exp-name demo/acrlpd --checkpoint runs/demo/bc
     Needs: one CPU core, six minutes; a run of demo_bc to start from.
-    Should reach: several times the success of demo_bc with the policy alone, and more with best-of-N by its critics.
+    Should reach: several times the success of demo_bc with the policy alone.
     """
     agent = ACRLPDConfig(
         horizon_length=5,
         discount=0.98,
-        num_action_samples=4,
-        num_acting_samples=8,
+        num_action_samples=8,
         denoising_steps=4,
-        aggregate="min",
-        temperature=TemperatureConfig(beta=0.05, max_weight=20.0),
-        critic=CriticConfig(num_critics=2, hidden_dims=(256, 256)),
+        target="expectile",
+        aggregate="lower_bound",
+        actor_mode="distill",
+        bc_loss_weight=0.2,
+        critic=CriticConfig(num_critics=4, hidden_dims=(256, 256), loss="bce"),
         policy_optimiser=OptimiserConfig(
-            peak_lr=1e-3, warmup_steps=100, decay_steps=2_500, end_lr=1e-4, weight_decay=1e-4
+            peak_lr=1e-3, warmup_steps=100, decay_steps=1_500, end_lr=1e-4, weight_decay=1e-4
         ),
         critic_optimiser=OptimiserConfig(
             peak_lr=1e-3, schedule="constant", warmup_steps=50, b2=0.999, weight_decay=0.0
         ),
-        target_update_rate=0.02,
+        critic_warmup_steps=500,
+        actor_every=4,
+        target_update_rate=0.01,
         augment=False,
     )
+    base = demo_bc()
     return replace(
-        demo_bc(),
+        base,
         name="demo",
         agent=agent,
-        online=OnlineConfig(env_steps=10_000, utd_ratio=0.1, updates_per_scan=8, episodes_per_round=32),
-        evaluation=EvaluationConfig(every=1_500, envs=64),
-        checkpoints=CheckpointConfig(every=500, keep_period=1_500),
+        data=replace(base.data, selection=Selection(success_fraction=0.5)),
+        online=OnlineConfig(env_steps=10_000, utd_ratio=0.2, updates_per_scan=8, episodes_per_round=32),
+        evaluation=EvaluationConfig(every=6_500, envs=64),
+        checkpoints=CheckpointConfig(every=500, keep_period=6_500),
         from_scratch=False,
-        steps=1_500,
+        steps=6_500,
+    )
+
+
+def demo_pixels_bc() -> RLTrainConfig:
+    """The baseline of `pirl demo`: behaviour cloning of a tiny π₀ that sees two cameras, on noisy demonstrations.
+
+    Command: pirl train demo_pixels_bc --exp-name demo/bc --data.repo-id runs/demo/data
+    Needs: one CPU core, three minutes; a dataset from `pirl demo` or `pirl collect`.
+    Should reach: about 5 % success: its actions are as noisy as the expert's, and it recovers less often.
+    """
+    optimiser = OptimiserConfig(peak_lr=2e-3, warmup_steps=100, decay_steps=3_000, end_lr=1e-4, weight_decay=1e-4)
+    base = demo_bc()
+    return replace(
+        base,
+        name="demo_pixels_bc",
+        model=get_model_config("tiny"),
+        agent=BCConfig(optimiser=optimiser, loss_over="real", augment=False),
+        data=replace(base.data, robot="tabletop"),
+        env=_PIXELS,
+        checkpoints=CheckpointConfig(every=3_000),
+        steps=3_000,
+    )
+
+
+def demo_pixels() -> RLTrainConfig:
+    """`pirl demo`: ACRLPD from the BC policy that sees two cameras, on the same demonstrations, then on its own episodes.
+
+    Command: pirl train demo_pixels --exp-name demo/acrlpd --checkpoint runs/demo/bc
+    Needs: one CPU core, ten minutes; a run of demo_pixels_bc to start from.
+    Should reach: several times the success of demo_pixels_bc with the policy alone.
+    """
+    state, base = demo(), demo_pixels_bc()
+    return replace(
+        state,
+        name="demo_pixels",
+        model=base.model,
+        data=replace(state.data, robot="tabletop"),
+        env=_PIXELS,
     )
 
 

@@ -20,6 +20,8 @@ class TableExperts:
         self._noise = np.zeros(tables)
         self._late = np.zeros(tables, np.int64)
         self._stops_after = np.full(tables, np.iinfo(np.int64).max)
+        self._detour = np.zeros((tables, 2), np.int64)  # first step, and the step after the last
+        self._direction = np.zeros((tables, 2))
 
     def begin(self, row: int, config: ExpertConfig, seed: int) -> None:
         """A new episode on one table."""
@@ -30,15 +32,21 @@ class TableExperts:
         self._place_error[row] = rng.permutation(flaws.aim)[:2] * rng.choice([-1, 1], 2)
         self._noise[row], self._late[row] = flaws.noise, flaws.late
         self._stops_after[row] = np.iinfo(np.int64).max if flaws.stops_after is None else flaws.stops_after
+        self._detour[row] = flaws.detour.start, flaws.detour.stop
+        self._direction[row] = flaws.direction[:2] / np.linalg.norm(flaws.direction[:2])
 
     def act(self, tables: Tables, rows: Int64[np.ndarray, " rows"]) -> Float32[np.ndarray, "rows 3"]:
         """What those of some of the tables do now."""
         tables = tables.rows(rows)
         actions = _best_actions(tables, self._pick_error[rows], self._place_error[rows])
         waits = (tables.steps < self._late[rows]) | (tables.steps >= self._stops_after[rows])
-        # Waiting is holding still, the fingers as they are.
+        first, last = self._detour[rows].T
+        wanders = (tables.steps >= first) & (tables.steps < last)
+        # Waiting is holding still, and wandering off is leaving the task: the fingers stay as they are.
         actions[waits] = 0.0
-        actions[waits, 2] = np.where(tables.held >= 0, 1.0, 1.0 - 2.0 * tables.opening)[waits]
+        actions[wanders, :2] = self._direction[rows][wanders]
+        idle = waits | wanders
+        actions[idle, 2] = np.where(tables.held >= 0, 1.0, 1.0 - 2.0 * tables.opening)[idle]
         for index in np.flatnonzero(self._noise[rows]):
             actions[index, :2] += self._noise[rows[index]] * self._rngs[rows[index]].normal(size=2)
         return np.clip(actions, -1.0, 1.0).astype(np.float32)
