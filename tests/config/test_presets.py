@@ -1,5 +1,6 @@
 """Every preset says what it is for, and its numbers are those that its users were promised."""
 
+import dataclasses
 import re
 import shlex
 
@@ -29,7 +30,8 @@ def test_every_robot_has_its_variants_of_model_training_and_learner():
     practising = {
         f"{name}_ript{pi05}{lora}" for name in ("libero", "aloha") for pi05 in ("", "_pi05") for lora in ("", "_lora")
     }
-    assert set(list_configs()) == names | practising | {"demo", "demo_bc", "demo_ript", "demo_ript_start", "debug"}
+    demos = {"demo", "demo_bc", "demo_pixels", "demo_pixels_bc", "demo_ript", "demo_ript_start", "debug"}
+    assert set(list_configs()) == names | practising | demos
     for name in practising:
         config = get_config(name)
         assert config.model.language.has_lora == (config.agent.ema_decay is None) == ("_lora" in name)
@@ -54,7 +56,7 @@ def test_folding_is_as_promised():
     assert config.agent.horizon_length == 20
     assert config.agent.critic.num_critics == 10
     assert config.agent.num_action_samples == 4
-    assert get_config("rl_fold_box").agent.critic == LARGE_CRITICS
+    assert get_config("rl_fold_box").agent.critic == dataclasses.replace(LARGE_CRITICS, loss="bce")
     assert get_config("aloha_fold_bc").agent == BCConfig(), "whose defaults are OpenPI's"
 
 
@@ -85,7 +87,9 @@ def test_every_preset_says_what_for_by_which_command_on_what_and_how_well(name):
     assert _parse(shlex.split(command)).resolve().name == name
 
 
-@pytest.mark.parametrize("name", [name for name in list_configs() if name.endswith("_bc") and name != "demo_bc"])
+@pytest.mark.parametrize(
+    "name", [name for name in list_configs() if name.endswith("_bc") and not name.startswith("demo")]
+)
 def test_a_baseline_is_said_to_need_the_machine_of_its_rl_preset_and_nothing_of_rl(name):
     about, learner = get_preset(name).about, get_preset(name.removesuffix("_bc")).about
     assert not re.search(r"(?<!no )critics|ACRLPD|pirl data label|failures|online", about)

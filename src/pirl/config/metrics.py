@@ -11,11 +11,15 @@ _ACTOR_CRITIC = (
     *("critic/loss", "critic/q_mean", "critic/q_min", "critic/q_max", "critic/q_spread", "critic/td_error"),
     *("critic/target", "actor/loss", "data/valid_chunks"),
 )
-# Of the weights that chunks have by their advantage.
-_WEIGHTS = (
+_ADVANTAGES = (
     *("actor/advantage_p10", "actor/advantage_p50", "actor/advantage_p90"),
-    *("actor/ess", "actor/clip_fraction", "actor/temperature"),
+    *("critic/sample_spread", "critic/state_spread"),
 )
+_BY_MODE: dict[str, tuple[str, ...]] = {
+    "awr": (*_ADVANTAGES, "actor/ess", "actor/clip_fraction", "actor/temperature"),
+    "distill": (*_ADVANTAGES, "actor/chosen_value", "actor/data_chosen", "behavior/loss"),
+    "bc": (),
+}
 _EVALUATION = ("eval/success", "eval/success_low", "eval/success_high", "eval/return", "eval/length")
 _ONLINE = ("online/success", "online/episodes", "online/env_steps")
 _ROLLOUT = ("rollout/success", "rollout/success_kept", "rollout/success_after", "rollout/groups", "rollout/drift")
@@ -25,7 +29,7 @@ def check_metric(config: RLTrainConfig, name: str) -> Iterator[str]:
     """What keeps a metric from being measured now and then: what is logged of updates decides nothing."""
     learned = [*_POLICY, "actor/action_mse"]
     if isinstance(config.agent, ACRLPDConfig):
-        learned += [*_ACTOR_CRITIC, *(_WEIGHTS if config.agent.actor_mode == "awr" else ())]
+        learned += [*_ACTOR_CRITIC, *_BY_MODE[config.agent.actor_mode]]
     validated = [f"val/{metric}" for metric in learned]
     practised = _ROLLOUT if config.goes_by_iterations else _ONLINE
     known = [*_EVALUATION, *practised, *validated]
