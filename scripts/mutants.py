@@ -126,9 +126,27 @@ MUTANTS = (
     ),
     Mutant(
         "agents/acrlpd.py",
-        "prefix = jax.lax.stop_gradient(seen.prefix)\n        chunks",
-        "prefix = seen.prefix\n        chunks",
-        "agents/test_acrlpd.py::test_best_of_n_imitates_the_chunk_that_the_online_critics_prefer",
+        "chosen = jax.lax.stop_gradient(_take(candidates, best))",
+        "chosen = jax.lax.stop_gradient(_take(candidates, best - 1))",
+        "agents/test_acrlpd.py::test_distill_learns_the_chunk_that_the_critics_prefer_of_the_clone_s_proposals_and_the_data",
+    ),
+    Mutant(
+        "agents/acrlpd.py",
+        "jnp.where(above, config.expectile, 1 - config.expectile)",
+        "jnp.where(above, 1 - config.expectile, config.expectile)",
+        "agents/test_acrlpd.py::test_values_are_pulled_more_by_better_chunks_than_by_worse_ones",
+    ),
+    Mutant(
+        "models/critic.py",
+        "below = jax.scipy.stats.norm.cdf(edges, target[..., None], 0.75 * width)",
+        "below = jax.scipy.stats.norm.cdf(edges, target[..., None], 1.75 * width)",
+        "models/test_critic.py::test_hl_gauss_smooths_the_target_over_the_bins",
+    ),
+    Mutant(
+        "models/critic.py",
+        "(target - low) / (high - low))",
+        "target)",
+        "models/test_critic.py::test_bce_is_the_cross_entropy_of_the_place_in_the_range",
     ),
     Mutant(
         "agents/learning.py",
