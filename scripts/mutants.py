@@ -60,14 +60,14 @@ MUTANTS = (
     ),
     Mutant(
         "agents/acrlpd.py",
-        "later = config.discount**config.horizon_length * values[:, 0]",
-        "later = config.discount * values[:, 0]",
+        "config.discount**config.horizon_length * values)",
+        "config.discount * values)",
         "agents/test_acrlpd_values.py::test_critics_find_the_values_of_chunks_in_a_corridor",
     ),
     Mutant(
         "agents/acrlpd.py",
-        "values = self._aggregate(self._values(self.critics.target, seen.next_prefix",
-        "values = self._aggregate(self._values(self.critics.latest, seen.next_prefix",
+        "values = self._values(self.critics.target, seen.next_prefix",
+        "values = self._values(self.critics.latest, seen.next_prefix",
         "agents/test_acrlpd.py::test_the_online_critics_choose_and_the_target_critics_value",
     ),
     Mutant(

@@ -117,7 +117,7 @@ def test_an_array_of_another_dtype_than_the_configuration_says_is_named(run):
     assert unexpected(state) == []
     plain = override_config(CONFIG, {"agent.critic_optimiser.moments_dtype": "float32"})
     found = unexpected(dataclasses.replace(state, config=plain))
-    assert "critics/moments/1/0/nu/layer_0/kernel: bfloat16, by the configuration float32" in found
+    assert "critics/moments/1/0/nu/q/view/kernel: bfloat16, by the configuration float32" in found
     assert len(found) == sum(
         path.startswith(("critics/moments/1/0/mu", "critics/moments/1/0/nu")) for path in state.leaves
     )
@@ -188,7 +188,7 @@ def test_parts_of_one_state_are_compared_by_the_names_they_share(run):
     same = compare_states(state, state, depth=1, of="learned/trainable", against="learned/average")
     assert [part.name for part in same.parts if part.differing] == ["action_out_proj"]
     optimisers = compare_states(state, state, depth=3, of="learned/moments", against="critics/moments")
-    assert {"1/0/mu/layer_0/kernel", "1/0/nu/layer_0/kernel"} <= set(optimisers.only_second)
+    assert {"1/0/mu/q/view/kernel", "1/0/nu/q/view/kernel"} <= set(optimisers.only_second)
     assert all(name.startswith(("1/0/mu", "1/0/nu")) for name in optimisers.only_first)
     parts = {part.name: part for part in optimisers.parts}
     assert (parts["1/0/count"].leaves, parts["1/0/count"].differing) == (1, 0)

@@ -17,6 +17,7 @@ _KINDS = {
     "frozen": "frozen parameters",
     "average": "EMA",
     "optimiser": "optimiser",
+    "behavior expert": "behavior expert and its optimiser",
     "critics": "critics, target critics and optimiser",
 }
 _NEAR = 4

@@ -35,8 +35,7 @@ _KINDS = {
     "learned/frozen": "frozen",
     "learned/average": "average",
     "learned/moments": "optimiser",
-    "behavior/params": "parameters",
-    "behavior/opt_state": "optimiser",
+    "behavior": "behavior expert",
     "step": "optimiser",
 }
 _TIMED_UPDATES = 3
