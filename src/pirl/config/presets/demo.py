@@ -27,7 +27,7 @@ _SHORT_TABLE = EnvConfig("tabletop", options={"observation": "state", "max_steps
 
 
 def demo_bc() -> RLTrainConfig:
-    """The baseline of `pirl demo --observation state`: behaviour cloning of a tiny π₀ on noisy demonstrations.
+    """The demo's baseline: behaviour cloning of a tiny π₀ on noisy demonstrations in Tabletop.
 
     Command: pirl train demo_bc --exp-name demo/bc --data.repo-id runs/demo/data
     Needs: one CPU core, one minute; a dataset from `pirl demo` or `pirl collect`.
@@ -49,7 +49,7 @@ def demo_bc() -> RLTrainConfig:
 
 
 def demo() -> RLTrainConfig:
-    """`pirl demo --observation state`: ACRLPD from the BC policy on the same demonstrations, then on its own episodes.
+    """The demo: ACRLPD from the BC policy on the same demonstrations in Tabletop, then also on its own episodes.
 
     Command: pirl train demo --exp-name demo/acrlpd --checkpoint runs/demo/bc
     Needs: one CPU core, six minutes; a run of demo_bc to start from.
@@ -91,10 +91,10 @@ def demo() -> RLTrainConfig:
 
 
 def demo_pixels_bc() -> RLTrainConfig:
-    """The baseline of `pirl demo`: behaviour cloning of a tiny π₀ that sees two cameras, on noisy demonstrations.
+    """As demo_bc, but of a tiny π₀ that sees through two cameras instead of the true state.
 
-    Command: pirl train demo_pixels_bc --exp-name demo/bc --data.repo-id runs/demo/data
-    Needs: one CPU core, three minutes; a dataset from `pirl demo` or `pirl collect`.
+    Command: pirl train demo_pixels_bc --exp-name pixels/bc --data.repo-id DATA
+    Needs: one CPU core, three minutes; a dataset with cameras from `pirl collect --env tabletop`.
     Should reach: about 5 % success: its actions are as noisy as the expert's, and it recovers less often.
     """
     optimiser = OptimiserConfig(peak_lr=2e-3, warmup_steps=100, decay_steps=3_000, end_lr=1e-4, weight_decay=1e-4)
@@ -112,11 +112,11 @@ def demo_pixels_bc() -> RLTrainConfig:
 
 
 def demo_pixels() -> RLTrainConfig:
-    """`pirl demo`: ACRLPD from the BC policy that sees two cameras, on the same demonstrations, then on its own episodes.
+    """As demo, but from a policy that sees through two cameras instead of the true state.
 
-    Command: pirl train demo_pixels --exp-name demo/acrlpd --checkpoint runs/demo/bc
-    Needs: one CPU core, ten minutes; a run of demo_pixels_bc to start from.
-    Should reach: several times the success of demo_pixels_bc with the policy alone.
+    Command: pirl train demo_pixels --exp-name pixels/acrlpd --data.repo-id DATA --checkpoint runs/pixels/bc
+    Needs: one CPU core, ten minutes or more; a run of demo_pixels_bc to start from.
+    Should reach: not measured as it is; a prototype had 50 % offline where BC had 5 %.
     """
     state, base = demo(), demo_pixels_bc()
     return replace(
