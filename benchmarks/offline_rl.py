@@ -2,9 +2,10 @@
 
 Four kinds of demonstrations in Tabletop (DATASETS), each seen by true state and by two cameras. Every policy is made by
 commands that a user could type, which are printed, and measured on the same 200 held-out starts. The controls say which
-link is weak: proposals chosen at random, critics without cameras, and, instead of critics, a simulator that tries every
-proposal. A finished measurement is kept (--results) and not repeated, so the benchmark can be stopped at any time and
-continued, on another machine too; `--redo POLICY` forgets some. The last line is one JSON object.
+link is weak: proposals chosen at random, critics without cameras, critics that are told the true positions, and, instead
+of critics, a simulator that tries every proposal. A finished measurement is kept (--results) and not repeated, so the
+benchmark can be stopped at any time and continued, on another machine too; `--redo POLICY` forgets some. The last line is
+one JSON object.
 """
 
 import argparse
@@ -16,7 +17,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -35,12 +36,16 @@ DATASETS = {
 OBSERVATIONS = ("state", "pixels")
 PRESETS = {"state": ("demo_bc", "demo"), "pixels": ("demo_pixels_bc", "demo_pixels")}
 CLONES = ("bc", "bc_more", "bc_successes")
-CONTROLS = ("random_choice", "blind_critic", "perfect_choice")
-POLICIES = (*CLONES, "acrlpd", "acrlpd_best_of_n", *CONTROLS)
+CONTROLS = ("random_choice", "blind_critic", "perfect_critic", "perfect_choice")
+POLICIES = (*CLONES, "acrlpd", "acrlpd_best_of_n", "condition", *CONTROLS)
+PIXELS_ONLY = ("condition", "blind_critic", "perfect_critic")
 # What is trained, by the policy that is measured; all but BC start from BC.
 RUNS = {"acrlpd_best_of_n": "acrlpd", "perfect_choice": "acrlpd"}
 SAMPLES = 8
 HELD_OUT = 0  # seed of the starts
+SEEN_STATES = 3  # dimensions of the state beside the cameras: the gripper's
+# Advantage conditioning: critics first, then the policy from the start, as many updates as ACRLPD makes to it.
+CONDITION = ("--agent.actor-mode", "condition", "--agent.bc-loss-weight", 0)
 
 Arguments = tuple[object, ...]
 
@@ -65,6 +70,11 @@ class Cell:
         """The demonstrations, which all seeds share."""
         return self.out / f"{self.dataset}-{self.observation}" / "data"
 
+    @property
+    def states(self) -> Path:
+        """The same demonstrations by true state."""
+        return replace(self, observation="state").data
+
     def run(self, policy: str) -> Path:
         """The run that a policy comes from."""
         return self.data.parent / f"{RUNS.get(policy, policy)}-{self.seed}"
@@ -83,9 +93,10 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=2, help="processes at the same time, of one thread each")
     parser.add_argument("--quick", action="store_true", help="a few updates and episodes: whether it works")
     parser.add_argument("--control", choices=CONTROLS, help=argparse.SUPPRESS)  # what `train` calls itself with
+    parser.add_argument("--states", type=Path, help=argparse.SUPPRESS)
     options, command = parser.parse_known_args()
     if options.control:
-        sys.exit(train_control(options.control, command))
+        sys.exit(train_control(options.control, options.states, command))
     if command:
         parser.error(f"unknown arguments: {' '.join(command)}")
     results = options.results or (
@@ -206,13 +217,14 @@ def _pool(dataset: str, observation: str, policy: str, found: list[dict[str, Any
 def measure_cell(cell: Cell, policies: Sequence[str], board: Board, collecting: threading.Lock) -> None:
     """Whatever is missing of a cell, in an order in which later policies find what they need."""
     missing = [policy for policy in policies if not board.has(cell, policy)]
-    if cell.observation == "state":  # where critics see no cameras anyway
-        missing = [policy for policy in missing if policy != "blind_critic"]
+    if cell.observation == "state":  # where there are no cameras, and no prompt
+        missing = [policy for policy in missing if policy not in PIXELS_ONLY]
     if not missing:
         return
     with collecting:
-        if not (cell.data / "meta" / "info.json").exists():
-            collect(cell)
+        for needed in (cell, replace(cell, observation="state")):
+            if not (needed.data / "meta" / "info.json").exists():
+                collect(needed)
     for policy in missing:
         seconds = train(cell, policy)
         if policy == "perfect_choice":
@@ -276,7 +288,10 @@ def train(cell: Cell, policy: str) -> float:
             arguments += ("--data.selection.success", "true") if policy == "bc_successes" else ()
         else:
             arguments = ("train", learner, *common, *start, "--online.env-steps", 0)
-            control = ("--control", policy) if policy in CONTROLS and policy not in RUNS else ()
+            control = (
+                ("--control", policy, "--states", cell.states) if policy in CONTROLS and policy not in RUNS else ()
+            )
+            arguments += CONDITION if policy == "condition" else ()
     resume = ("--resume",) if (run / "lock").exists() else ()
     seconds = pirl(*arguments, *resume, control=control)
     done.write_text(f"{seconds:.1f}\n")
@@ -316,8 +331,8 @@ def pirl(*arguments: object, control: Arguments = ()) -> float:
 # --- controls --------------------------------------------------------------------------------------------------------
 
 
-def train_control(control: str, command: list[str]) -> int:
-    """A pirl command with a learner that lacks something."""
+def train_control(control: str, states: Path, command: list[str]) -> int:
+    """A pirl command with a learner that lacks something, or knows more than it could."""
     import dataclasses
 
     import jax
@@ -339,6 +354,8 @@ def train_control(control: str, command: list[str]) -> int:
 
         original, judge = acrlpd.ACRLPDAgent._propose, acrlpd.ACRLPDAgent._values
         acrlpd.ACRLPDAgent._propose, acrlpd.ACRLPDAgent._values = propose, values  # type: ignore[method-assign]
+    elif control == "perfect_critic":
+        tell_true_states(states)
     else:
         ensemble = acrlpd._ensemble
 
@@ -347,6 +364,33 @@ def train_control(control: str, command: list[str]) -> int:
 
         acrlpd._ensemble = blind
     return pirl_main(command)
+
+
+def tell_true_states(states: Path) -> None:
+    """Put the true positions behind the gripper's state in every batch of pixels, where critics see them; the policy,
+    which has to do without when it acts, sees zeros in their place."""
+    from pirl.data import open_dataset, sampler
+    from pirl.models.pi0 import Pi0
+
+    true = open_dataset(states).columns(["observation.state"])["observation.state"]
+    hidden = slice(SEEN_STATES, true.shape[1])
+    true = (true - true.mean(axis=0)) / true.std(axis=0)
+    cut, embed = sampler.cut_chunks, Pi0.embed_suffix
+
+    def cut_chunks(trajectories: Any, rows: Any, shape: Any, policy_io: Any) -> Any:
+        batch = cut(trajectories, rows, shape, policy_io)
+        ends = trajectories.ends[trajectories.episode_of(rows)]
+        for observation, at in (
+            (batch.observations, rows),
+            (batch.next_observations, np.minimum(rows + shape.horizon, ends - 1)),
+        ):
+            observation.state[:, hidden] = true[at, hidden]  # type: ignore[union-attr]
+        return batch
+
+    def embed_suffix(self: Any, state: Any, x_t: Any, time: Any) -> Any:
+        return embed(self, state.at[:, hidden].set(0.0), x_t, time)
+
+    sampler.cut_chunks, Pi0.embed_suffix = cut_chunks, embed_suffix  # type: ignore[assignment,method-assign]
 
 
 def choose_perfectly(cell: Cell) -> tuple[list[int], int]:

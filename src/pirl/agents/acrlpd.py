@@ -3,8 +3,10 @@
 A critic ensemble estimates the value of chunks of H actions, reading the policy's own prefix. Its targets bootstrap H
 steps ahead, from an upper expectile of the values of chunks in the data, or from the best of N sampled chunks. The
 policy learns by flow matching towards chunks that the critics prefer: chunks in the data weighted by advantage (awr), or
-the best of N that a clone of the data proposes, steered by the critics' gradient (distill). An update encodes each
-observation once; the flow losses, the samples and the critics share the result.
+the best of N that a clone of the data proposes, steered by the critics' gradient (distill); or it learns all chunks in
+the data with the sign of their advantage in the prompt, and is asked for good ones (condition). An update encodes each
+observation once; the flow losses, the samples and the critics share the result. Only condition encodes a second time,
+under the prompt with the indicator, which critics must not see.
 """
 
 import functools
@@ -32,7 +34,7 @@ from pirl.data.chunks import ChunkBatch
 from pirl.errors import ConfigError
 from pirl.models.config import Pi0Config
 from pirl.models.critic import CriticConfig, CriticEnsemble, CriticParameters, count_parameters
-from pirl.models.observation import Observation
+from pirl.models.observation import GuidedObservation, Observation
 from pirl.models.pi0 import Pi0, Prefix
 from pirl.models.types import Array
 
@@ -40,7 +42,7 @@ from pirl.models.types import Array
 _ACTOR_METRICS = (
     *("actor/loss", "bc/loss", "actor/ess", "actor/clip_fraction", "actor/temperature", "actor/action_mse"),
     *("actor/advantage_p10", "actor/advantage_p50", "actor/advantage_p90", "actor/chosen_value", "actor/data_chosen"),
-    *("critic/sample_spread", "critic/state_spread", "behavior/loss"),
+    *("critic/sample_spread", "critic/state_spread", "behavior/loss", "actor/positive", "actor/threshold"),
     *("grad_norm/policy", "param_norm/policy", "lr/policy"),
 )
 
@@ -69,12 +71,20 @@ class ACRLPDConfig:
     in the data, which needs no samples and never asks about chunks that nobody has tried."""
     expectile: float = 0.8
     """The expectile: 0.5 is the mean over the data, 1 the best in it."""
-    actor_mode: Literal["awr", "distill", "bc"] = "awr"
-    """Train the policy on chunks in the data weighted by advantage; on the best of N chunks proposed by a clone of the
-    data (see bc_on) and steered by the critics; or on all chunks equally."""
+    actor_mode: Literal["awr", "distill", "condition", "bc"] = "awr"
+    """Train the policy on chunks in the data weighted by advantage (awr); on the best of N chunks proposed by a clone of
+    the data (see bc_on) and steered by the critics (distill); on all chunks, with the sign of the advantage in the prompt
+    (condition); or on all chunks equally (bc)."""
     critic_guidance: float = 0.1
     """distill: how far each denoising step of a proposal follows the critics' gradient, as the root mean square over the
     action dimensions in normalised units (0: proposals are left as the clone makes them)."""
+    positive_fraction: float = 0.4
+    """condition: share of the chunks whose advantage counts as positive; the threshold follows the critics."""
+    cond_dropout: float = 0.3
+    """condition: fraction of chunks trained without the indicator in the prompt."""
+    guidance_weight: float = 1.0
+    """condition: weight of the indicator when acting; 0 ignores it, 1 follows it (a prompt is all that takes), above 1
+    extrapolates."""
     temperature: TemperatureConfig = field(default_factory=TemperatureConfig)
     """Temperature of the weights in actor_mode awr."""
     critic_weight: float = 1.0
@@ -118,7 +128,7 @@ class ACRLPDConfig:
         for name, known in (
             ("aggregate", ("min", "mean", "subset_min", "lower_bound")),
             ("target", ("best_of_n", "expectile")),
-            ("actor_mode", ("awr", "distill", "bc")),
+            ("actor_mode", ("awr", "distill", "condition", "bc")),
             ("bc_on", ("successes", "all")),
         ):
             if getattr(self, name) not in known:
@@ -139,10 +149,18 @@ class ACRLPDConfig:
             raise ConfigError("subset_min takes the smaller of two critics: critic.num_critics should be at least 2.")
         if min(self.critic_weight, self.actor_weight, self.bc_loss_weight, self.critic_warmup_steps) < 0:
             raise ConfigError("weights of losses and critic_warmup_steps should not be negative.")
-        if not 0 < self.expectile < 1:
-            raise ConfigError(f"expectile should be between 0 and 1; it is {self.expectile}.")
-        if min(self.pessimism, self.critic_guidance) < 0:
-            raise ConfigError("pessimism and critic_guidance should not be negative.")
+        for name in ("expectile", "positive_fraction"):
+            if not 0 < getattr(self, name) < 1:
+                raise ConfigError(f"{name} should be between 0 and 1; it is {getattr(self, name)}.")
+        if min(self.pessimism, self.critic_guidance, self.guidance_weight) < 0 or not 0 <= self.cond_dropout < 1:
+            raise ConfigError(
+                "pessimism, critic_guidance and guidance_weight should not be negative, and cond_dropout in [0, 1)."
+            )
+
+    @property
+    def acting_guidance(self) -> float:
+        """Weight of the indicator in the prompt when acting; 0 for a policy that knows none."""
+        return self.guidance_weight if self.actor_mode == "condition" else 0.0
 
 
 @jax.tree_util.register_dataclass
@@ -155,6 +173,7 @@ class ACRLPDAgent:
     critics: LearnedCritics
     behavior: BehaviorExpert | None  # with actor_mode distill
     temperature: Temperature
+    threshold: Any  # float32: the advantage above which a chunk counts as good, with actor_mode condition
     config: ACRLPDConfig = field(metadata={"static": True})
     real_action_dim: int = field(metadata={"static": True})
 
@@ -168,6 +187,8 @@ class ACRLPDAgent:
             raise ConfigError(
                 f"horizon_length = {config.horizon_length} is more than the policy plans: {model.action_horizon} steps."
             )
+        if config.actor_mode == "condition" and not model.max_token_len:
+            raise ConfigError("actor_mode = condition needs a prompt, but model.max_token_len = 0.")
         learned = LearnedPolicy.create(policy, config.policy_optimiser, config.policy_ema_decay, config.freeze)
         real = real_action_dim or model.action_dim
         critics = _ensemble(config, model, real).create(rng)
@@ -179,6 +200,7 @@ class ACRLPDAgent:
             ),
             behavior=BehaviorExpert.create(learned) if config.actor_mode == "distill" else None,
             temperature=Temperature.create(config.temperature),
+            threshold=jnp.zeros(()),
             config=config,
             real_action_dim=real,
         )
@@ -248,6 +270,8 @@ class ACRLPDAgent:
         if config.actor_mode == "bc":
             loss = jnp.sum(shown) / steps
             return loss, {"actor/loss": loss}
+        if config.actor_mode == "condition":
+            return self._conditioned_loss(seen)
         prefix, critics = jax.lax.stop_gradient(seen.prefix), self.critics.latest
         if config.actor_mode == "distill":
             assert seen.behavior is not None
@@ -276,6 +300,35 @@ class ACRLPDAgent:
             "actor/chosen_value": jnp.mean(jnp.max(values, axis=1)),
             "actor/data_chosen": jnp.mean(best == 0),
             **metrics,
+        }
+
+    def _conditioned_loss(self, seen: Encoded) -> tuple[Float[Array, ""], Metrics]:
+        """Flow matching on the data under prompts that say which chunks are good; some keep the plain one."""
+        batch, draw, prefix = seen.batch, seen.draw, jax.lax.stop_gradient(seen.prefix)
+        values = self._values(self.critics.latest, prefix, batch.actions[:, None], seen.pair)[:, 0]
+        if self.config.target == "expectile":
+            baseline = self._aggregate(self.ensemble.v_values(self.critics.latest, prefix), seen.pair)
+        else:
+            chunks = self._sample(seen.policy, prefix, draw.noise)
+            baseline = jnp.mean(self._values(self.critics.latest, prefix, chunks, seen.pair), axis=1)
+        advantages = jax.lax.stop_gradient(values - baseline)
+        positive, plain = advantages > self.threshold, draw.flow.observations
+        as_is: Any = (plain.tokenized_prompt, plain.tokenized_prompt_mask)
+        left_out = jax.vmap(lambda key: jax.random.bernoulli(jax.random.fold_in(key, 1), self.config.cond_dropout))(
+            draw.dropout
+        )
+        tokens, mask = jax.tree.map(
+            lambda kept, both: jnp.where(left_out[:, None], kept, jnp.where(positive[:, None], both[:, 1], both[:, 0])),
+            as_is,
+            batch.indicated,
+        )
+        under = replace(seen, prefix=seen.policy.encode(plain.with_prompt(tokens, mask)))
+        loss = jnp.sum(self._shown_losses(under)) / jnp.maximum(seen.totals.steps, 1.0)
+        return loss, {
+            "actor/loss": loss,
+            "actor/advantage": advantages,
+            "actor/positive": jnp.mean(positive),
+            "critic/state_value": baseline,
         }
 
     def _propose(self, behavior: Pi0, prefix: Prefix, noise: Array) -> Float[Array, "b n horizon action_dim"]:
@@ -321,7 +374,9 @@ class ACRLPDAgent:
         """The weighted sum of the three."""
         config = self.config
         critic_loss, critic_metrics = self._critic_loss(seen, critics)
-        shown = self._shown_losses(seen)  # once, for both
+        # Once, for both; conditioned, the policy learns under other prompts.
+        plain = config.actor_mode != "condition" or config.bc_loss_weight
+        shown = self._shown_losses(seen) if plain else jnp.zeros_like(seen.batch.valid, jnp.float32)
         actor_loss, actor_metrics = self._actor_loss(seen, shown)
         bc_loss, bc_metrics = self._bc_loss(seen, shown) if config.bc_loss_weight else (0.0, {})
         loss = config.critic_weight * critic_loss + config.actor_weight * actor_loss + config.bc_loss_weight * bc_loss
@@ -345,6 +400,8 @@ class ACRLPDAgent:
             summary["critic/state_spread"] = jnp.std(summary.pop("critic/state_value"))
             if self.config.actor_mode == "awr":
                 summary |= self.temperature.describe(advantages)
+            if self.config.actor_mode == "condition":
+                summary["actor/threshold"] = jnp.quantile(advantages, 1 - self.config.positive_fraction)
         return summary
 
     # --- the update ----------------------------------------------------------------------------------------------
@@ -384,6 +441,8 @@ class ACRLPDAgent:
             agent, metrics = replace(agent, learned=learned), metrics | policy_norms
             if self.behavior is not None:
                 agent = replace(agent, behavior=self.behavior.apply(behavior_gradients))
+            if config.actor_mode == "condition":
+                agent = replace(agent, threshold=0.95 * self.threshold + 0.05 * metrics["actor/threshold"])
             if config.temperature.adaptive and config.actor_mode == "awr":
                 agent = replace(agent, temperature=self.temperature.move(metrics["actor/ess"]))
         absent = {name: jnp.float32(jnp.nan) for name in _ACTOR_METRICS}
@@ -402,13 +461,24 @@ class ACRLPDAgent:
 
     # --- acting --------------------------------------------------------------------------------------------------
 
-    def act(self, observation: Observation, rng: Key[Array, "*b"]) -> Float[Array, "b horizon action_dim"]:
-        """The best of N chunks of the averaged policy in the eyes of the averaged critics."""
-        policy, model = self.policy(), self.learned.model
+    def act(
+        self, observation: Observation | GuidedObservation, rng: Key[Array, "*b"]
+    ) -> Float[Array, "b horizon action_dim"]:
+        """The best of N chunks of the averaged policy in the eyes of the averaged critics; guided where they are."""
+        policy, model, guide = self.policy(), self.learned.model, None
+        if isinstance(observation, GuidedObservation):
+            guide = policy.encode(replace(observation.indicated, images=observation.plain.images))
+            observation = observation.plain
         count = self.config.num_acting_samples or self.config.num_action_samples
         noise = draw_noise(rng, observation.state.shape[0], (count, model.action_horizon, model.action_dim))
         prefix = policy.encode(observation)
-        chunks = self._sample(policy, prefix, noise)
+        chunks = policy.sample(
+            prefix,
+            noise=noise,
+            num_steps=self.config.denoising_steps,
+            guide=guide,
+            guidance=self.config.guidance_weight,
+        )
         return chunks[:, 0] if count == 1 else self._best(self.critics.average, prefix, chunks, None)
 
     def value(

@@ -17,6 +17,16 @@ Metrics = dict[str, Any]
 class Agent(Protocol):
     """A learner: a pytree whose arrays are its state, and pure functions of it."""
 
+    @property
+    def config(self) -> Any:
+        """Its hyper-parameters."""
+        ...
+
+    @property
+    def step(self) -> Any:
+        """How many updates it has made."""
+        ...
+
     def update(self, batch: Any, rng: PRNGKeyArray) -> tuple[Any, Metrics]:
         """The learner after one update on a batch: of chunks, or of what else it learns from."""
         ...

@@ -1,7 +1,7 @@
 """Behaviour cloning: plain flow matching on the data, as OpenPI trains; the baseline of every table."""
 
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -48,6 +48,7 @@ class BCConfig:
     """Euler steps of the flow when acting."""
     accumulation_steps: int = 1
     """Gradient accumulation: parts of a batch that are processed one after the other."""
+    acting_guidance: ClassVar[float] = 0.0
 
     def __post_init__(self) -> None:
         check_flow_learner(self)

@@ -118,6 +118,11 @@ class RIPTConfig:
         if self.num_epochs < 1:
             raise ConfigError(f"num_epochs should be at least 1; it is {self.num_epochs}.")
 
+    @property
+    def acting_guidance(self) -> float:
+        """Weight of the indicator in the prompt when acting; 0 for a policy that knows none."""
+        return self.guidance_weight if self.weighting == "guidance" else 0.0
+
 
 # --- advantages ------------------------------------------------------------------------------------------------------
 

@@ -192,6 +192,8 @@ def _rollouts(config: RLTrainConfig) -> Iterator[str]:
     """Whether RIPT, and only RIPT, is told to go by iterations."""
     agent, rollout = config.agent, config.rollout
     if not isinstance(agent, RIPTConfig):
+        if isinstance(agent, ACRLPDConfig) and agent.actor_mode == "condition" and not config.model.max_token_len:
+            yield "agent.actor_mode = condition needs a prompt, but model.max_token_len = 0."
         if rollout.iterations:
             yield (
                 f"rollout.iterations = {rollout.iterations} are RIPT's: choose --agent.learner ript, or "

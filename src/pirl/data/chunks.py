@@ -10,9 +10,10 @@ from typing import Any, Protocol, runtime_checkable
 
 import jax
 import numpy as np
-from jaxtyping import Bool, Float, Float32, Int8, Int64, UInt8
+from jaxtyping import Bool, Float, Float32, Int, Int8, Int64, UInt8
 
-from pirl.data.policy_io import PolicyIO
+from pirl.data.indicators import indicate
+from pirl.data.policy_io import PolicyIO, Tokens
 from pirl.errors import DataError
 from pirl.models.observation import Observation
 from pirl.models.types import Array
@@ -60,6 +61,10 @@ class Trajectories:
         """Which episode each row belongs to."""
         return np.searchsorted(self.starts, rows, side="right") - 1
 
+    def prompts_of(self, rows: Int64[np.ndarray, " n"]) -> list[str]:
+        """The prompt of each row."""
+        return [self.prompts[prompt] for prompt in self.prompt_of_row[rows].tolist()]
+
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
@@ -75,6 +80,7 @@ class ChunkBatch:
     next_terminal       whether the chunk contains a terminal
     sequence_mask       whether the critic may use the sample: it ends in an observation or in a terminal
     success             whether the episode is known to have succeeded
+    indicated           the prompts that say of the actions that they are bad, and good; if the shape asks for them
     """
 
     observations: Observation
@@ -87,6 +93,7 @@ class ChunkBatch:
     next_terminal: Bool[Array, " b"]
     sequence_mask: Bool[Array, " b"]
     success: Bool[Array, " b"]
+    indicated: tuple[Int[Array, "b 2 tokens"], Bool[Array, "b 2 tokens"]] | None = None
 
 
 @dataclass(frozen=True)
@@ -94,11 +101,13 @@ class ChunkShape:
     """How far a sample reaches: `horizon` steps of reward, and `actions` steps of action (as many, if not given).
 
     `sees_next`: whether it has the observation after those steps, which costs as much to read as the present one.
+    `indicated`: whether it has the prompts with the advantage indicator.
     """
 
     horizon: int
     actions: int | None = None
     sees_next: bool = True
+    indicated: bool = False
 
     def __post_init__(self) -> None:
         if self.horizon < 1 or self.chunk < self.horizon:
@@ -142,6 +151,7 @@ def cut_chunks(
         next_terminal=next_terminal,
         sequence_mask=next_terminal | (anchors + horizon < ends),
         success=trajectories.success[episodes] == 1,
+        indicated=_indicated(trajectories, anchors, policy_io) if shape.indicated else None,
     )
     return ChunkBatch(**arrays)
 
@@ -149,5 +159,13 @@ def cut_chunks(
 def _observe(trajectories: Trajectories, rows: Int64[np.ndarray, " b"], policy_io: PolicyIO) -> Observation:
     """The observations of some rows, prepared for the model."""
     images = {slot: frames.gather(rows) for slot, frames in trajectories.frames.items()}
-    prompts = [trajectories.prompts[prompt] for prompt in trajectories.prompt_of_row[rows].tolist()]
-    return policy_io.observation(images, trajectories.states[rows], prompts)
+    return policy_io.observation(images, trajectories.states[rows], trajectories.prompts_of(rows))
+
+
+def _indicated(trajectories: Trajectories, rows: Int64[np.ndarray, " b"], policy_io: PolicyIO) -> Tokens:
+    """The prompts of some rows under both indicators: negative, positive."""
+    both = [
+        policy_io.prompt_tokens([indicate(p, good) for p in trajectories.prompts_of(rows)], trajectories.states[rows])
+        for good in (False, True)
+    ]
+    return tuple(np.stack(arrays, axis=1) for arrays in zip(*both, strict=True))  # type: ignore[return-value]

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, TypeGuard
+from typing import Any
 
 import jax
 import numpy as np
@@ -30,7 +30,8 @@ def practice_planner(agent: Agent, policy_io: PolicyIO, pool: EnvPool) -> ChunkP
     """The learner as it acts where it learns from what it does."""
     act: Act = partial(_practise, agent) if isinstance(agent, RIPTAgent) else partial(_act, agent)
     # Before the first update the indicator means nothing to the policy.
-    guided = _is_guided(agent) and agent.config.practice_guidance > 0 and int(agent.step) > 0
+    weight = agent.config.practice_guidance if isinstance(agent, RIPTAgent) else 1.0
+    guided = _is_guided(agent) and weight > 0 and int(agent.step) > 0
     return ChunkPlanner(act, policy_io, batch_size=_batch_size(pool), guided=guided)
 
 
@@ -39,13 +40,12 @@ def evaluated_planner(agent: Agent, policy_io: PolicyIO, pool: EnvPool, config: 
     if config.evaluation.best_of_n:
         return agent_planner(agent, policy_io, pool)
     # As the checkpoint says of itself, so that it is measured as it will act elsewhere.
-    guidance = agent.config.guidance_weight if _is_guided(agent) else 0.0
     return PolicyPlanner(
         agent.policy(),
         policy_io,
         batch_size=_batch_size(pool),
         num_steps=config.agent.denoising_steps,
-        guidance=guidance,
+        guidance=agent.config.acting_guidance,
     )
 
 
@@ -82,8 +82,8 @@ def _is_moment(path: tuple[Any, ...]) -> bool:
     return any(getattr(key, "name", "").endswith("moments") for key in path)
 
 
-def _is_guided(agent: Agent) -> TypeGuard[RIPTAgent]:
-    return isinstance(agent, RIPTAgent) and agent.config.weighting == "guidance"
+def _is_guided(agent: Agent) -> bool:
+    return agent.config.acting_guidance > 0
 
 
 def _batch_size(pool: EnvPool) -> int:

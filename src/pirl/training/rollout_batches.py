@@ -96,7 +96,7 @@ class Rows:
     def indicated(self, positive: Bool[np.ndarray, " b"], policy_io: PolicyIO) -> Tokens:
         """Their prompts, each with what it is to say about the quality of its chunk."""
         data, rows = self.trajectories, self.rows
-        prompts = [data.prompts[prompt] for prompt in data.prompt_of_row[rows].tolist()]
+        prompts = data.prompts_of(rows)
         said = [indicate(prompt, good) for prompt, good in zip(prompts, positive.tolist(), strict=True)]
         return policy_io.prompt_tokens(said, data.states[rows])
 

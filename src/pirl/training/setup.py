@@ -17,7 +17,6 @@ from jaxtyping import Bool, Float64
 
 from pirl.agents.acrlpd import ACRLPDConfig
 from pirl.agents.base import Agent
-from pirl.agents.ript import RIPTConfig
 from pirl.config import RLTrainConfig, check_data, to_plain
 from pirl.data import (
     AnchorStream,
@@ -68,7 +67,7 @@ class Setup:
         """How far a sample reaches."""
         agent, chunk = self.config.agent, self.config.model.action_horizon
         if isinstance(agent, ACRLPDConfig):
-            return ChunkShape(agent.horizon_length, chunk)
+            return ChunkShape(agent.horizon_length, chunk, indicated=agent.actor_mode == "condition")
         return ChunkShape(chunk, chunk, sees_next=False)  # only critics look further
 
     def source(self, seed: int, *, held_out: bool = False) -> DatasetSource:
@@ -237,8 +236,8 @@ def describe_policy(setup: Setup, agent: Agent) -> dict[str, Any]:
         "robot": setup.policy_io.robot.to_dict(),
         "parameter_counts": agent.parameter_counts(),
     }
-    if isinstance(config.agent, RIPTConfig) and config.agent.weighting == "guidance":
-        about["guidance"] = config.agent.guidance_weight
+    if config.agent.acting_guidance:
+        about["guidance"] = config.agent.acting_guidance
     return about
 
 
