@@ -98,8 +98,8 @@ def introduce(observation: str) -> str:
     return (
         f"{{policies}} policies that {observation}, evaluated on the same {{episodes}} held-out initial states. All were "
         "trained on {demonstrations} demonstrations, of which {success} succeed. The controls make as many more policy "
-        "updates as ACRLPD: they show what these achieve without RL, on all demonstrations or on the successful ones. "
-        "Updates are those of the policy."
+        "updates as ACRLPD (its last round of episodes may bring a few more) and show what these achieve without RL, on "
+        "all demonstrations or on the successful ones. Updates are those of the policy."
     )
 
 
