@@ -108,8 +108,9 @@ def trained_steps(evaluation: Evaluation) -> int:
 def policy_updates(config: DemoConfig, run: str, step: int) -> int:
     """How often the policy was trained in a run's first updates: ACRLPD trains its critics more often."""
     agent = config.rl.agent
-    is_rl = run == config.plan.subject and isinstance(agent, ACRLPDConfig)
-    return agent.policy_updates(step) if is_rl else step
+    if run == config.plan.subject and isinstance(agent, ACRLPDConfig):
+        return agent.policy_updates(step)
+    return step
 
 
 def _evaluation_file(config: DemoConfig, policy: Policy) -> Path | None:
