@@ -133,7 +133,7 @@ def acrlpd(work: Work, steps: int) -> tuple[int, int]:
     options += ("--model.max-token-len", 16, "--env.max-steps", 50, "--evaluation.every", 0, *seeds(work, "online"))
     # As many updates as it has in the demo, spread over the steps.
     options += ("--online.env-steps", steps, "--online.utd-ratio", round(2_500 / steps, 5), "--online.capacity", steps)
-    train(work, "demo", "acrlpd", options)
+    train(work, "demo_state", "acrlpd", options)
     return evaluate(work, "acrlpd", work.run("acrlpd"))
 
 

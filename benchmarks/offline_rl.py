@@ -34,7 +34,7 @@ DATASETS = {
     "slow": ExpertConfig(noise=0.3, delay=15, detour=20),  # all succeed, late: steps to success count
 }
 OBSERVATIONS = ("state", "pixels")
-PRESETS = {"state": ("demo_bc", "demo"), "pixels": ("demo_pixels_bc", "demo_pixels")}
+PRESETS = {"state": ("demo_state_bc", "demo_state"), "pixels": ("demo_bc", "demo")}
 CLONES = ("bc", "bc_more", "bc_successes")
 CONTROLS = ("random_choice", "blind_critic", "perfect_critic", "perfect_choice")
 POLICIES = (*CLONES, "acrlpd", "acrlpd_best_of_n", "condition", *CONTROLS)

@@ -33,7 +33,7 @@ _EVALUATION = {"evaluation.episodes": 16, "evaluation.envs": 16}
 # Only what sees pictures has a frame cache to lose: that is the one which clones.
 LEARNERS = {
     "acrlpd": Learner(
-        "demo",
+        "demo_state",
         {
             **{"data.repo_id": "{place}/state", "env.max_steps": 50, "from_scratch": "true"},
             **{"steps": 80, "batch_size": 16, "logging.every": 8, "checkpoints.every": 16},
@@ -55,8 +55,8 @@ LEARNERS = {
     "bc": Learner(
         "demo_bc",
         {
-            **{"data.repo_id": "{place}/pixels", "data.robot": "tabletop", "env.observation": "pixels"},
-            **{"model": "tiny", "steps": 40, "batch_size": 8, "logging.every": 2, "checkpoints.every": 6},
+            **{"data.repo_id": "{place}/pixels", "steps": 40, "batch_size": 8},
+            **{"logging.every": 2, "checkpoints.every": 6},
         },
         {"steps": 10**9, "checkpoints.every": 30},
     ),

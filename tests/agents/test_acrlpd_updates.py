@@ -126,6 +126,7 @@ def test_the_policy_rests_while_the_critics_warm_up_and_between_its_turns():
         rates.append((metrics["lr/critic"], metrics["lr/policy"]))
         learner = new
     assert moved == [False, False, False, True, False, True]
+    assert [learner.config.policy_updates(count) for count in range(7)] == [0, *np.cumsum(moved)]
     # Each optimiser counts its own updates.
     np.testing.assert_allclose(np.array(rates)[:, 0], [0.01, 0.02, 0.03, 0.04, 0.04, 0.04], rtol=1e-6)
     np.testing.assert_allclose(np.array(rates)[[3, 5], 1], [0.01, 0.02], rtol=1e-6)

@@ -13,7 +13,8 @@ from pirl.plan import topologies
 from pirl.plan.measuring import check_layout
 
 # A policy that sees the state alone: its language expert, where pictures and prompts would be read, has nothing to learn.
-SMALL = ("plan", "demo_bc", "--model.language.depth", 1, "--model.action-expert.depth", 1, "--agent.freeze", "language")
+DEPTHS = ("--model.language.depth", 1, "--model.action-expert.depth", 1)
+SMALL = ("plan", "demo_state_bc", *DEPTHS, "--agent.freeze", "language")
 
 
 def test_a_run_is_planned_and_remembered(call):

@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 FAKE = (sys.executable, str(ROOT / "tests/sweep/fake_trainer.py"))
 needs_optuna = pytest.mark.skipif(importlib.util.find_spec("optuna") is None, reason="Optuna is not installed")
 RATES = ("--knob", "agent.optimiser.peak-lr=1e-4,1e-3,1e-2")
-BASE = ("sweep", "demo_bc", "--exp-name", "rate", "--data.repo-id", ".", "--evaluation.every", "500")
+BASE = ("sweep", "demo_state_bc", "--exp-name", "rate", "--data.repo-id", ".", "--evaluation.every", "500")
 
 
 @pytest.fixture
@@ -30,7 +30,7 @@ def with_optuna(monkeypatch):
     ("arguments", "words"),
     [
         ((*BASE,), "pass at least one, such as --knob agent.optimiser.peak-lr="),
-        (("sweep", "demo_bc", *RATES), "needs a name: --exp-name"),
+        (("sweep", "demo_state_bc", *RATES), "needs a name: --exp-name"),
         ((*BASE, *RATES, "--exp-name", "../up"), "is not a directory name"),
         ((*BASE, "--knob", "agent.optimiser.peek-lr=1,2"), "Did you mean agent.optimiser.peak-lr?"),
         ((*BASE, "--knob", "agent.optimiser.peak-lr=1,fast"), "--agent.optimiser.peak-lr should be a number"),
@@ -75,7 +75,7 @@ def test_a_dry_run_says_how_much_it_is(call, with_optuna, tmp_path):
 
 
 def test_help_shows_what_can_be_a_knob(call):
-    code, out, _ = call("sweep", "demo_bc", "--help")
+    code, out, _ = call("sweep", "demo_state_bc", "--help")
     assert code == 0
     assert out.startswith("usage: pirl sweep [PRESET] --exp-name NAME --knob FIELD=VALUES [OPTIONS]\n")
     assert "--min-iterations" in out
@@ -94,7 +94,7 @@ def test_it_ends_with_a_table_and_the_command_for_the_best(call, monkeypatch, tm
     assert [row[:3] for row in rows] == [["1", "1e-3", "4"], ["2", "1e-4", "2"], ["3", "1e-2", "2"]]
     assert rows[0][-1] == "here/rate/trial-001"
     assert out.splitlines()[-1].strip() == (
-        "pirl train demo_bc --exp-name rate-best --data.repo-id=. --evaluation.every=500 --runs-dir=here "
+        "pirl train demo_state_bc --exp-name rate-best --data.repo-id=. --evaluation.every=500 --runs-dir=here "
         "--agent.optimiser.peak-lr=1e-3 --steps=1500"
     )
     assert _parse(shlex.split(out.splitlines()[-1])[1:]).resolve().agent.optimiser.peak_lr == 1e-3

@@ -143,7 +143,7 @@ def test_any_text_survives_a_file(tmp_path_factory, project, repo_id, tasks):
     ],
 )
 def test_yaml_says_what_people_mean(text, field, value):
-    config = parse_config(f"preset: demo\n{text}")
+    config = parse_config(f"preset: demo_state\n{text}")
     for name in field.split("."):
         config = getattr(config, name)
     assert config == value

@@ -30,7 +30,7 @@ def test_every_robot_has_its_variants_of_model_training_and_learner():
     practising = {
         f"{name}_ript{pi05}{lora}" for name in ("libero", "aloha") for pi05 in ("", "_pi05") for lora in ("", "_lora")
     }
-    demos = {"demo", "demo_bc", "demo_pixels", "demo_pixels_bc", "demo_ript", "demo_ript_start", "debug"}
+    demos = {"demo", "demo_bc", "demo_state", "demo_state_bc", "demo_ript", "demo_ript_start", "debug"}
     assert set(list_configs()) == names | practising | demos
     for name in practising:
         config = get_config(name)

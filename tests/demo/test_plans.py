@@ -51,23 +51,73 @@ def is_measured_alike(config, steps):
 
 
 @pytest.mark.parametrize("quick", [False, True])
-def test_acrlpd_and_its_controls_make_as_many_updates(tmp_path, quick):
+@pytest.mark.parametrize("plan", ["acrlpd", "acrlpd_state"])
+def test_acrlpd_and_its_controls_make_as_many_policy_updates(tmp_path, plan, quick):
     """The arguments are parsed, and what they configure is checked as far as it goes without the data."""
-    config = configure(PLANS["acrlpd"], out=tmp_path / "demo", episodes=20, demonstrations=30, quick=quick)
+    config = configure(PLANS[plan], out=tmp_path / "demo", episodes=20, demonstrations=30, quick=quick)
     steps = parse(config)
     assert steps["collect"].expert == acrlpd_plan.EXPERT
     assert (steps["collect"].out, steps["collect"].episodes) == (config.data, 30)
     extra = steps["train_acrlpd"].resolve()
-    total = extra.steps + int(extra.online.env_steps * extra.online.utd_ratio)
+    online = int(extra.online.env_steps * extra.online.utd_ratio)
+    total = extra.steps + online - online % extra.online.updates_per_scan
+    warmup, every = extra.agent.critic_warmup_steps, extra.agent.actor_every
+    turns = sum(step >= warmup and (step - warmup) % every == every - 1 for step in range(total))
     for name in ("bc_more", "bc_successes"):
         control = steps[f"train_{name}"].resolve()
-        assert total - extra.online.updates_per_scan < control.steps <= total
+        assert control.steps == turns > 0
+        assert asdict(control.agent.optimiser) == asdict(extra.agent.policy_optimiser)
         assert control.checkpoint == str(config.run("bc"))
         assert control.data.selection.success is (True if name == "bc_successes" else None)
         assert control.batch_size == steps["train_bc"].resolve().batch_size == extra.batch_size
     assert sum(name.startswith("eval_") for name in steps) == 5
     assert is_measured_alike(config, steps)
     assert extra.evaluation.episodes == 20
+
+
+@pytest.mark.parametrize(
+    ("options", "out", "presets", "observation"),
+    [
+        ((), "runs/demo", ("demo_bc", "demo"), "pixels"),
+        (("--observation", "pixels"), "runs/demo", ("demo_bc", "demo"), "pixels"),
+        (("--observation", "state"), "runs/demo_state", ("demo_state_bc", "demo_state"), "state"),
+    ],
+)
+def test_policies_observe_what_was_asked_for(monkeypatch, options, out, presets, observation):
+    """Demonstrations, training and evaluation agree; pixels unless the state is asked for."""
+    from pirl.cli.main import main
+
+    asked = []
+
+    def stop(config, **_):
+        asked.append(config)
+        raise DataError("enough")
+
+    monkeypatch.setattr("pirl.demo.demo.run_demo", stop)
+    with pytest.raises(SystemExit, match="2"):
+        main(["demo", *options])
+    (config,) = asked
+    assert str(config.out) == out
+    steps = parse(config)
+    for name, step in steps.items():
+        if name.startswith("train"):
+            assert step.preset == presets[name == "train_acrlpd"]
+            trained = step.resolve()
+            assert (trained.data.robot, bool(trained.model.cameras)) == {
+                "pixels": ("tabletop", True),
+                "state": ("tabletop_state", False),
+            }[observation]
+        env = trained.env if name.startswith("train") else step.env_config()
+        assert env.id == "tabletop"
+        assert env.options.get("observation", "pixels") == observation
+
+
+def test_ript_offers_no_choice_of_observation(capsys):
+    from pirl.cli.main import main
+
+    with pytest.raises(SystemExit, match="2"):
+        main(["demo", "ript", "--observation", "state"])
+    assert "pirl demo ript has no --observation" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("quick", [False, True])
@@ -129,9 +179,10 @@ def test_controls_of_a_ript_that_learned_nothing_make_one_update(tmp_path):
     assert parse(config)["train_bc_more"].resolve().steps == 1
 
 
-def test_the_preset_keeps_what_the_demo_measures():
+@pytest.mark.parametrize("preset", ["demo", "demo_state"])
+def test_the_preset_keeps_what_the_demo_measures(preset):
     """The policy at the end of the offline phase is evaluated after the online one."""
-    config = get_config("demo")
+    config = get_config(preset)
     if config.online.env_steps:
         assert config.checkpoints.keep_period
         assert config.steps % config.checkpoints.keep_period == 0

@@ -30,7 +30,7 @@ def forget() -> None:
 
 
 def main(batch_size: int) -> None:
-    config = dataclasses.replace(get_config("demo_bc"), batch_size=batch_size)
+    config = dataclasses.replace(get_config("demo_state_bc"), batch_size=batch_size)
     setup = abstract_setup(config, jax.devices()[:1])
     compiled = trace_update(setup).lower().compile()
     shapes = abstract_batch_in_place(setup)

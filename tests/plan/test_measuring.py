@@ -42,7 +42,7 @@ pytestmark = pytest.mark.usefixtures("unchecked_signatures")
 def tiny(**changes):
     """Cloning by a policy that sees the state alone, two copies of it over four devices each."""
     given = {name.replace("__", "."): value for name, value in changes.items()}
-    return override_config(get_config("demo_bc"), {"fsdp_devices": 4, "batch_size": 64, **given})
+    return override_config(get_config("demo_state_bc"), {"fsdp_devices": 4, "batch_size": 64, **given})
 
 
 @pytest.fixture

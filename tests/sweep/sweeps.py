@@ -17,8 +17,8 @@ def plan_in(runs, *rates, rungs=(2, 4, 8), **changes):
     values = {
         "name": "some/sweep",
         "directory": runs / "some" / "sweep",
-        "base": get_config("demo_bc"),
-        "train": ("demo_bc",),
+        "base": get_config("demo_state_bc"),
+        "train": ("demo_state_bc",),
         "given": {"runs_dir": str(runs)},
         "length_field": "steps",
         "knobs": (Knob("agent.optimiser.peak_lr", rates or RATES),),

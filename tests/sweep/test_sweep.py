@@ -71,7 +71,7 @@ def test_all_are_tried_briefly_and_the_best_for_longer(tmp_path, capfd):
     assert results["is_over"]
     assert results["best"]["name"] == "trial-002"
     assert results["best"]["command"] == (
-        f"pirl train demo_bc --exp-name some/sweep-best --runs-dir={tmp_path} --agent.optimiser.peak-lr=1e-3 "
+        f"pirl train demo_state_bc --exp-name some/sweep-best --runs-dir={tmp_path} --agent.optimiser.peak-lr=1e-3 "
         "--steps=1500"
     )
     assert [trial["name"] for trial in results["trials"]] == [trial.name for trial in trials]
@@ -306,7 +306,7 @@ def check(plan, configure, monkeypatch):
     ],
 )
 def test_nothing_begins_that_cannot_work(tmp_path, monkeypatch, changes, words):
-    plan, configure = plan_in(tmp_path, **changes), configured("demo_bc", **evaluated(tmp_path))
+    plan, configure = plan_in(tmp_path, **changes), configured("demo_state_bc", **evaluated(tmp_path))
     if words is None:
         check(plan, configure, monkeypatch)
         return
@@ -317,18 +317,18 @@ def test_nothing_begins_that_cannot_work(tmp_path, monkeypatch, changes, words):
 def test_a_metric_that_is_not_measured_by_the_first_rung_is_refused(tmp_path, monkeypatch):
     given = {"data.repo_id": str(tmp_path), "validation_every": 50, "data.validation_fraction": 0.1}
     with pytest.raises(ConfigError, match="measured every 50 updates"):
-        check(plan_in(tmp_path, metric="val/loss"), configured("demo_bc", **given), monkeypatch)
-    check(plan_in(tmp_path, metric="val/loss", rungs=(50, 100)), configured("demo_bc", **given), monkeypatch)
+        check(plan_in(tmp_path, metric="val/loss"), configured("demo_state_bc", **given), monkeypatch)
+    check(plan_in(tmp_path, metric="val/loss", rungs=(50, 100)), configured("demo_state_bc", **given), monkeypatch)
 
 
 def test_without_optuna_it_is_said_how_to_get_it(tmp_path, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"pip install 'pirl\[sweep\]'"):
-        check_plan(plan_in(tmp_path), configured("demo_bc"))
+        check_plan(plan_in(tmp_path), configured("demo_state_bc"))
 
 
 def test_rungs_count_what_comes_last_in_a_run():
-    assert length_of(get_config("demo_bc")) == ("steps", get_config("demo_bc").steps)
+    assert length_of(get_config("demo_state_bc")) == ("steps", get_config("demo_state_bc").steps)
     assert length_of(get_config("debug")) == ("online.env_steps", get_config("debug").online.env_steps)
     assert length_of(get_config("demo_ript"))[0] == "rollout.iterations"
 
@@ -338,7 +338,7 @@ def test_a_trial_is_a_run_of_pirl_train(tmp_path):
     trial = Trial(3, {"agent.optimiser.peak_lr": "1e-3"})
     assert plan.trial_command(trial, 4, resume=True) == (
         *FAKE,
-        "demo_bc",
+        "demo_state_bc",
         "--exp-name",
         "some/sweep/trial-003",
         "--steps=4",
@@ -349,7 +349,7 @@ def test_a_trial_is_a_run_of_pirl_train(tmp_path):
 
 
 def test_the_best_setting_in_full_is_never_shorter_than_the_trial_that_won(tmp_path):
-    configured = get_config("demo_bc").steps
+    configured = get_config("demo_state_bc").steps
     setting = {"agent.optimiser.peak_lr": "1e-3"}
     for last, expected in ((8, configured), (configured + 500, configured + 500)):
         command = plan_in(tmp_path, rungs=(2, last), given={"env.precision": "-0.1"}).full_command(setting)
@@ -392,7 +392,7 @@ def test_the_page_shows_every_trial_every_knob_and_the_command(tmp_path):
     # A dot for each measurement, in each of the two charts of knobs.
     assert page.count('h0"><title>') == 2 * (3 + 2 + 2)
     assert "<title>trial-001 after 4: 70.0 % [60.0, 80.0]</title>" in page
-    assert "pirl train demo_bc --exp-name some/sweep-best" in page
+    assert "pirl train demo_state_bc --exp-name some/sweep-best" in page
     assert "http" not in page.replace("http://www.w3.org", "")
 
 

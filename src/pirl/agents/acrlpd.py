@@ -124,6 +124,10 @@ class ACRLPDConfig:
     accumulation_steps: int = 1
     """Gradient accumulation: parts of a batch that are processed one after the other."""
 
+    def policy_updates(self, updates: int) -> int:
+        """How many of a run's first updates train the policy as well."""
+        return max(0, updates - self.critic_warmup_steps) // self.actor_every
+
     def __post_init__(self) -> None:
         for name, known in (
             ("aggregate", ("min", "mean", "subset_min", "lower_bound")),

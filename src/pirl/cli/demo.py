@@ -26,7 +26,9 @@ class Demo:
     """The RL method.
     ACRLPD: with critics, on the demonstrations and then also on its own episodes.
     RIPT: only rollouts in the simulator."""
-    out: Annotated[Path | None, default("runs/demo or runs/demo_ript", "DIR")] = None
+    observation: Annotated[Literal["pixels", "state"] | None, default("pixels", "{pixels,state}")] = None
+    """What the policies of the ACRLPD demo observe: two cameras, or the true state of the table, which is quicker."""
+    out: Annotated[Path | None, default("runs/demo, runs/demo_state or runs/demo_ript", "DIR")] = None
     """Directory for data, runs and the report."""
     episodes: Annotated[int | None, default("200; 8 with --quick", "INT")] = None
     """Evaluation episodes per policy."""
@@ -42,12 +44,14 @@ class Demo:
         for name, value in (("episodes", self.episodes), ("demonstrations", self.demonstrations)):
             if value is not None and value < 1:
                 raise UserError(f"--{name} should be at least 1; it is {value}.")
+        if self.learner == "ript" and self.observation is not None:
+            raise UserError("pirl demo ript has no --observation: its policies observe the true state.")
         from pirl.demo.demo import run_demo
         from pirl.demo.plan import configure
         from pirl.demo.plans import PLANS
 
         config = configure(
-            PLANS[self.learner],
+            PLANS["acrlpd_state" if self.observation == "state" else self.learner],
             out=self.out,
             episodes=self.episodes,
             demonstrations=self.demonstrations,
@@ -79,7 +83,7 @@ def _table(results: Mapping[str, Any], baseline: str) -> Any:
 
     table = Table(box=None, pad_edge=False)
     table.add_column("policy")
-    for name in ("success", "95 % interval", "episodes", "updates", "env steps", f"against {baseline}", "p"):
+    for name in ("success", "95 % interval", "episodes", "policy updates", "env steps", f"against {baseline}", "p"):
         table.add_column(name, justify="right")
     table.add_column("what it is")
     for result in (result for key, result in results.items() if key != "about"):

@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from pirl.agents.acrlpd import ACRLPDConfig
 from pirl.demo.plan import DemoConfig, Policy
 from pirl.demo.progress import steps_practised
 from pirl.envs.collecting import LOG_FILE
@@ -83,7 +84,8 @@ def _result(
         "lost": summary.lost,
         "mean_length": summary.mean_length,
         "step": trained_steps(evaluation),
-        "updates": trained_steps(evaluation) + sum(max(saved_steps(_policies(config, run))) for run in before),
+        "updates": policy_updates(config, last, trained_steps(evaluation))
+        + sum(max(saved_steps(_policies(config, run))) for run in before),
     }
     if not policy.is_halfway:
         result["env_steps"] = (
@@ -101,6 +103,14 @@ def trained_steps(evaluation: Evaluation) -> int:
     """After how many updates of its run a policy was measured: while it trained, or from its checkpoint."""
     settings = evaluation.settings
     return int(settings["step"] if "step" in settings else Path(settings["policy"]).name)
+
+
+def policy_updates(config: DemoConfig, run: str, step: int) -> int:
+    """How often the policy was trained in a run's first updates: ACRLPD trains its critics more often."""
+    agent = config.rl.agent
+    if run == config.plan.subject and isinstance(agent, ACRLPDConfig):
+        return agent.policy_updates(step)
+    return step
 
 
 def _evaluation_file(config: DemoConfig, policy: Policy) -> Path | None:

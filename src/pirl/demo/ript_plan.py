@@ -1,11 +1,19 @@
 """`pirl demo ript`: a weak policy practises in the simulator, told nothing but which attempts succeed, and how soon."""
 
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
-from pirl.agents.bc import BCConfig
 from pirl.agents.ript import RIPTConfig
-from pirl.demo.commands import DENOISING_STEPS, Arguments, collect, collect_demonstrations, evaluate, flag, train
+from pirl.demo.commands import (
+    DENOISING_STEPS,
+    Arguments,
+    collect,
+    collect_demonstrations,
+    evaluate,
+    flag,
+    same_pace,
+    train,
+)
 from pirl.demo.plan import Curves, DemoConfig, Plan, Policy
 from pirl.demo.progress import iterations_made, steps_practised, updates_made
 from pirl.demo.steps import Stages, Step
@@ -82,11 +90,7 @@ def make_stages(config: DemoConfig) -> Stages:
 def _control(config: DemoConfig, run: str, title: str, dataset: str, arguments: Arguments) -> Step:
     """BC from the start policy: as many updates as RIPT made, of as many chunks, as fast, in the same normalisation."""
     assert isinstance(config.rl.agent, RIPTConfig)
-    assert isinstance(config.bc.agent, BCConfig)
-    ours, theirs = asdict(config.rl.agent.optimiser), asdict(config.bc.agent.optimiser)
-    changed = {f"agent.optimiser.{name}": value for name, value in ours.items() if value != theirs[name]}
-    pace = {"batch_size": config.rl.batch_size, **changed}
-    options = tuple(part for name, value in pace.items() for part in (flag(name), str(value)))
+    pace = same_pace(config, config.rl.agent.optimiser)
     start = ("--checkpoint", str(config.run("start")), "--from-scratch", "false", "--data.norm-stats", "checkpoint")
     data = ("--data.repo-id", str(config.dataset(dataset)))
     return train(
@@ -94,7 +98,7 @@ def _control(config: DemoConfig, run: str, title: str, dataset: str, arguments: 
         run,
         "demo_ript_start",
         title,
-        (*start, *data, *options, *arguments),
+        (*start, *data, *pace, *arguments),
         is_whole=lambda: updates_made(config.run(run)) >= _control_updates(config),
         late=lambda: ("--steps", str(_control_updates(config))),
     )

@@ -14,10 +14,10 @@ from pirl.config.presets.demo import (
     debug,
     demo,
     demo_bc,
-    demo_pixels,
-    demo_pixels_bc,
     demo_ript,
     demo_ript_start,
+    demo_state,
+    demo_state_bc,
 )
 from pirl.config.presets.droid import droid
 from pirl.config.presets.libero import libero, libero_ript
@@ -58,7 +58,7 @@ def get_preset(name: str) -> Preset:
 
 @cache
 def _presets() -> dict[str, Preset]:
-    demos = (demo, demo_bc, demo_pixels, demo_pixels_bc, demo_ript, demo_ript_start, debug)
+    demos = (demo, demo_bc, demo_state, demo_state_bc, demo_ript, demo_ript_start, debug)
     presets = {make.__name__: _describe(make(), make) for make in demos}
     for make in (aloha_fold, rl_fold_box, aloha_sim, droid, libero):
         for pi05, lora, cloned in itertools.product((False, True), repeat=3):

@@ -27,23 +27,23 @@ _SHORT_TABLE = EnvConfig("tabletop", options={"observation": "state", "max_steps
 
 
 def demo_bc() -> RLTrainConfig:
-    """The demo's baseline: behaviour cloning of a tiny π₀ on noisy demonstrations in Tabletop.
+    """The demo's baseline: behaviour cloning of a tiny π₀ with two cameras on noisy demonstrations in Tabletop.
 
     Command: pirl train demo_bc --exp-name demo/bc --data.repo-id runs/demo/data
-    Needs: one CPU core, one minute; a dataset from `pirl demo` or `pirl collect`.
-    Should reach: about 10 % success: its actions are as noisy as the expert's, and it recovers less often.
+    Needs: one CPU core, three minutes; a dataset from `pirl demo` or `pirl collect`.
+    Should reach: about 5 % success: its actions are as noisy as the expert's, and it recovers less often.
     """
-    optimiser = OptimiserConfig(peak_lr=2e-3, warmup_steps=100, decay_steps=1_500, end_lr=1e-4, weight_decay=1e-4)
+    optimiser = OptimiserConfig(peak_lr=2e-3, warmup_steps=100, decay_steps=3_000, end_lr=1e-4, weight_decay=1e-4)
     return RLTrainConfig(
         name="demo_bc",
-        model=get_model_config("tiny_state"),
+        model=get_model_config("tiny"),
         agent=BCConfig(optimiser=optimiser, loss_over="real", augment=False),
-        data=DataConfig(repo_id="runs/demo/data", robot="tabletop_state"),
-        env=_STATE,
-        checkpoints=CheckpointConfig(every=1_500),
+        data=DataConfig(repo_id="runs/demo/data", robot="tabletop"),
+        env=_PIXELS,
+        checkpoints=CheckpointConfig(every=3_000),
         logging=LoggingConfig(every=50),
         from_scratch=True,
-        steps=1_500,
+        steps=3_000,
         batch_size=32,
     )
 
@@ -52,8 +52,8 @@ def demo() -> RLTrainConfig:
     """The demo: ACRLPD from the BC policy on the same demonstrations in Tabletop, then also on its own episodes.
 
     Command: pirl train demo --exp-name demo/acrlpd --checkpoint runs/demo/bc
-    Needs: one CPU core, six minutes; a run of demo_bc to start from.
-    Should reach: several times the success of demo_bc with the policy alone.
+    Needs: one CPU core, ten minutes or more; a run of demo_bc to start from.
+    Should reach: not measured as it is; a prototype had 50 % offline where BC had 5 %.
     """
     agent = ACRLPDConfig(
         horizon_length=5,
@@ -90,41 +90,67 @@ def demo() -> RLTrainConfig:
     )
 
 
-def demo_pixels_bc() -> RLTrainConfig:
-    """As demo_bc, but of a tiny π₀ that sees through two cameras instead of the true state.
+def demo_state_bc() -> RLTrainConfig:
+    """As demo_bc, but of a tiny π₀ that observes the true state instead of two cameras: the quick variant.
 
-    Command: pirl train demo_pixels_bc --exp-name pixels/bc --data.repo-id DATA
-    Needs: one CPU core, three minutes; a dataset with cameras from `pirl collect --env tabletop`.
-    Should reach: about 5 % success: its actions are as noisy as the expert's, and it recovers less often.
+    Command: pirl train demo_state_bc --exp-name demo_state/bc --data.repo-id runs/demo_state/data
+    Needs: one CPU core, one minute; a dataset from `pirl demo --observation state` or `pirl collect`.
+    Should reach: about 10 % success: its actions are as noisy as the expert's, and it recovers less often.
     """
-    optimiser = OptimiserConfig(peak_lr=2e-3, warmup_steps=100, decay_steps=3_000, end_lr=1e-4, weight_decay=1e-4)
-    base = demo_bc()
-    return replace(
-        base,
-        name="demo_pixels_bc",
-        model=get_model_config("tiny"),
+    optimiser = OptimiserConfig(peak_lr=2e-3, warmup_steps=100, decay_steps=1_500, end_lr=1e-4, weight_decay=1e-4)
+    return RLTrainConfig(
+        name="demo_state_bc",
+        model=get_model_config("tiny_state"),
         agent=BCConfig(optimiser=optimiser, loss_over="real", augment=False),
-        data=replace(base.data, robot="tabletop"),
-        env=_PIXELS,
-        checkpoints=CheckpointConfig(every=3_000),
-        steps=3_000,
+        data=DataConfig(repo_id="runs/demo_state/data", robot="tabletop_state"),
+        env=_STATE,
+        checkpoints=CheckpointConfig(every=1_500),
+        logging=LoggingConfig(every=50),
+        from_scratch=True,
+        steps=1_500,
+        batch_size=32,
     )
 
 
-def demo_pixels() -> RLTrainConfig:
-    """As demo, but from a policy that sees through two cameras instead of the true state.
+def demo_state() -> RLTrainConfig:
+    """As demo, but from a policy that observes the true state instead of two cameras: the quick variant.
 
-    Command: pirl train demo_pixels --exp-name pixels/acrlpd --data.repo-id DATA --checkpoint runs/pixels/bc
-    Needs: one CPU core, ten minutes or more; a run of demo_pixels_bc to start from.
-    Should reach: not measured as it is; a prototype had 50 % offline where BC had 5 %.
+    Command: pirl train demo_state --exp-name demo_state/acrlpd --checkpoint runs/demo_state/bc
+    Needs: one CPU core, six minutes; a run of demo_state_bc to start from.
+    Should reach: several times the success of demo_state_bc with the policy alone.
     """
-    state, base = demo(), demo_pixels_bc()
+    agent = ACRLPDConfig(
+        horizon_length=5,
+        discount=0.98,
+        num_action_samples=8,
+        denoising_steps=4,
+        target="expectile",
+        aggregate="lower_bound",
+        actor_mode="distill",
+        bc_loss_weight=0.2,
+        critic=CriticConfig(num_critics=4, hidden_dims=(256, 256), loss="bce"),
+        policy_optimiser=OptimiserConfig(
+            peak_lr=1e-3, warmup_steps=100, decay_steps=1_500, end_lr=1e-4, weight_decay=1e-4
+        ),
+        critic_optimiser=OptimiserConfig(
+            peak_lr=1e-3, schedule="constant", warmup_steps=50, b2=0.999, weight_decay=0.0
+        ),
+        critic_warmup_steps=500,
+        actor_every=4,
+        target_update_rate=0.01,
+        augment=False,
+    )
+    base = demo_state_bc()
     return replace(
-        state,
-        name="demo_pixels",
-        model=base.model,
-        data=replace(state.data, robot="tabletop"),
-        env=_PIXELS,
+        base,
+        name="demo_state",
+        agent=agent,
+        data=replace(base.data, selection=Selection(success_fraction=0.5)),
+        online=OnlineConfig(env_steps=10_000, utd_ratio=0.2, updates_per_scan=8, episodes_per_round=32),
+        evaluation=EvaluationConfig(every=6_500, envs=64),
+        checkpoints=CheckpointConfig(every=500, keep_period=6_500),
+        from_scratch=False,
+        steps=6_500,
     )
 
 
@@ -135,7 +161,7 @@ def demo_ript_start() -> RLTrainConfig:
     Needs: one CPU core, one minute; a dataset from `pirl demo ript` or `pirl collect`.
     Should reach: 30 to 50 % success: enough to learn from, with much left to gain.
     """
-    base = demo_bc()
+    base = demo_state_bc()
     return replace(
         base,
         name="demo_ript_start",
