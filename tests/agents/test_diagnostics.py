@@ -132,7 +132,8 @@ def test_the_critics_that_act_are_asked_as_they_act():
             q = np.asarray(CRITIC.values(q_logits(params, CRITIC, prefix, every)), np.float64)
             values = q.mean(axis=0) - agent.config.pessimism * q.std(axis=0)
             wins = [values[i, i] > values[i, (i - k) % 8] for i in np.flatnonzero(batch.success) for k in range(1, 7)]
-            outcomes = [values[i, i] > values[j, j] for i in range(8) for j in range(8) if batch.success[i] > batch.success[j]]
+            of_success, of_failure = (np.diag(values)[batch.success == outcome] for outcome in (True, False))
+            outcomes = of_success[:, None] > of_failure
             return {"critic/pair_auc": np.mean(wins), "critic/outcome_auc": np.mean(outcomes)}
 
         found = knowledge(agent, batch)

@@ -391,7 +391,7 @@ class ACRLPDAgent:
         return agent, absent | {"actor/moves": jnp.float32(actor_moves)} | metrics
 
     def validate(self, batch: ChunkBatch, rng: PRNGKeyArray) -> Metrics:
-        """All losses, of the policy that would be exported, without augmentation or dropout, and what the critics know."""
+        """All losses of the policy that would be exported, without augmentation or dropout; and what the critics know."""
         draw = self._draw(batch, rng, augment=False)
         seen = self._encode(batch, draw, self._totals(batch), rng, self.learned.average, dropout=False)
         metrics = self._summarise(self._loss(seen, self.critics.latest)[1])
@@ -402,7 +402,7 @@ class ACRLPDAgent:
         return metrics | self._knowledge(seen)
 
     def _knowledge(self, seen: Encoded) -> Metrics:
-        """Whether the averaged critics, which act, know a chunk of the observation, also by its images, and the outcome."""
+        """Whether the averaged critics, which act, know which chunk belongs to an observation, and which succeed."""
         chunks, counted = pair_chunks(seen.batch, self.config.horizon_length)
         values = self._values(self.critics.average, seen.prefix, chunks, None)
         metrics = {
