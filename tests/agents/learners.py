@@ -82,7 +82,7 @@ def steady(peak_lr: float, **changes: Any) -> OptimiserConfig:
     return OptimiserConfig(peak_lr=peak_lr, schedule="constant", warmup_steps=0, weight_decay=0.0, **changes)
 
 
-def acrlpd(seed: int = 0, **changes: Any) -> ACRLPDAgent:
+def acrlpd(seed: int = 0, policy: type[LinearPolicy] = LinearPolicy, **changes: Any) -> ACRLPDAgent:
     """An agent whose three sets of critics, and two sets of policy parameters, all differ."""
     fields: dict[str, Any] = dict(
         horizon_length=H,
@@ -94,7 +94,7 @@ def acrlpd(seed: int = 0, **changes: Any) -> ACRLPDAgent:
         critic_optimiser=steady(1e-2),
     )
     config = ACRLPDConfig(**(fields | changes))
-    agent = ACRLPDAgent.create(config, linear_policy(seed), jax.random.key(seed), real_action_dim=REAL)
+    agent = ACRLPDAgent.create(config, linear_policy(seed, policy), jax.random.key(seed), real_action_dim=REAL)
     return dataclasses.replace(
         agent,
         critics=dataclasses.replace(

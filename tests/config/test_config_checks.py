@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from pirl.agents.acrlpd import ACRLPDAgent
 from pirl.agents.bc import BCAgent
 from pirl.config import check_config, check_data, get_config, override_config
-from pirl.config.metrics import check_metric
+from pirl.config.metrics import GAPS, check_metric
 from pirl.data import ChunkBatch, get_robot, open_dataset
 from pirl.data.robots import Robot
 from pirl.errors import ConfigError, DataError
@@ -220,6 +220,14 @@ def test_the_metrics_that_may_decide_are_those_that_learners_compute(preset):
     updated, validated = jax.eval_shape(metrics, jax.random.key(0))
     for name in validated:
         assert not list(check_metric(config, f"val/{name}")), name
+        assert bool(list(check_metric(config, f"gap/{name}"))) == (name not in GAPS), name
     for name in updated:
         assert list(check_metric(config, name)), f"{name} decides nothing: it is only logged"
     assert list(check_metric(config, "val/lr/policy"))
+
+
+def test_shuffled_images_are_measured_where_there_are_images():
+    held_out = {"data.validation_fraction": 0.5, "validation_every": 1}
+    for preset, is_measured in (("demo_pixels", True), ("demo", False), ("demo_pixels_bc", False)):
+        config = override_config(get_config(preset), held_out)
+        assert (not list(check_metric(config, "val/critic/pair_auc_shuffled"))) == is_measured

@@ -281,6 +281,34 @@ def test_filters_and_weights(four, selection, expected):
     np.testing.assert_array_equal(Selection(**selection).weights(dataset, outcomes), np.repeat(expected, [7, 5, 9, 3]))
 
 
+@pytest.mark.parametrize(
+    ("selection", "expected"),
+    [
+        # Of 24 rows, 16 are of successes.
+        ({"success_fraction": 0.5}, [0.5, 1, 0.5, 1]),
+        ({"success_fraction": 2 / 3}, [1, 1, 1, 1]),
+        ({"success_fraction": 0.8}, [2, 1, 2, 1]),
+        # Other weights still count, among the successes and among the failures.
+        ({"success_fraction": 0.5, "success_weight": 7.0, "failure_weight": 1.0}, [0.5, 1, 0.5, 1]),
+        ({"success_fraction": 0.5, "episodes": (0, 1)}, [5 / 7, 1, 0, 0]),
+        ({"success_fraction": 0.5, "success": True}, [1, 0, 1, 0]),
+        ({"success_fraction": 0.5, "tasks": ("B",)}, [0, 1, 0, 1]),
+    ],
+)
+def test_a_fraction_of_successes_is_met_however_many_there_are(four, selection, expected):
+    weights = Selection(**selection).weights(*four)
+    np.testing.assert_allclose(weights, np.repeat(expected, [7, 5, 9, 3]), rtol=1e-12)
+    succeeded = np.repeat([True, False, True, False], [7, 5, 9, 3])
+    if 0 < weights[succeeded].sum() < weights.sum():
+        assert weights[succeeded].sum() / weights.sum() == pytest.approx(selection["success_fraction"])
+
+
+@pytest.mark.parametrize("fraction", [0.0, 1.0, -0.5, 1.5])
+def test_a_fraction_of_successes_leaves_some_for_failures(fraction):
+    with pytest.raises(ConfigError, match="success_fraction should be between 0 and 1"):
+        Selection(success_fraction=fraction)
+
+
 def test_an_unknown_outcome_is_neither_success_nor_failure(tmp_path):
     built = build(tmp_path / "dataset", cameras="none", rewards="none")
     write_labels(
@@ -296,6 +324,8 @@ def test_an_unknown_outcome_is_neither_success_nor_failure(tmp_path):
     ):
         weights = Selection(**selection).weights(dataset, outcomes)
         np.testing.assert_array_equal(weights, np.repeat(expected, [7, 5, 9]))
+    balanced = Selection(success_fraction=0.5).weights(dataset, outcomes)  # half of the samples from 7 of 21 rows
+    np.testing.assert_allclose(balanced, np.repeat([2, 1, 1], [7, 5, 9]), rtol=1e-12)
 
 
 def test_tasks_are_those_of_the_frames(tmp_path):

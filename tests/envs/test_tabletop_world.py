@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pirl.envs import EnvConfig, ExpertConfig, Rollout, make_starts, open_pool, roll_out
+from pirl.envs.experts import Flaws
 from pirl.envs.tabletop.env import TabletopEnv
 from pirl.envs.tabletop.world import (
     BLOCK,
@@ -235,3 +236,30 @@ def test_each_flaw_of_the_expert_costs_what_it_says() -> None:
     assert all(rollout.truncated for rollout in quitting if not rollout.success)
     noisy = episodes_of(ExpertConfig(noise=0.3), 100)
     assert np.mean([len(rollout) for rollout in noisy]) > np.mean([len(rollout) for rollout in best])
+    wandering = episodes_of(ExpertConfig(detour=10), 100)
+    assert np.mean([rollout.success for rollout in wandering]) > 0.9
+    assert np.mean([len(rollout) for rollout in wandering]) > np.mean([len(rollout) for rollout in best]) + 3
+
+
+def test_an_expert_on_a_detour_goes_straight_on_and_keeps_what_it_holds() -> None:
+    config, env = ExpertConfig(detour=12), TabletopEnv(observation="state", max_steps=100)
+    carried = 0
+    for seed in range(20):
+        env.reset(seed=seed)
+        expert = env.make_expert(config, seed)
+        detour = Flaws.draw(config, np.random.default_rng(np.random.SeedSequence([seed, 0xE86E87])), 30).detour
+        headings = []
+        for number in range(100):
+            action, before = expert(), env.get_state()
+            _, _, terminated, _, _ = env.step(action)
+            if number in detour:
+                headings.append(action[:2])
+                assert int(env.get_state()["held"]) == int(before["held"])
+                assert env.get_state()["opening"] == pytest.approx(before["opening"], abs=1e-6)
+                carried += int(before["held"]) >= 0
+            if terminated:
+                break
+        if headings:
+            np.testing.assert_array_equal(headings, [headings[0]] * len(headings))
+            assert np.linalg.norm(headings[0]) == pytest.approx(1.0, abs=1e-6)
+    assert carried > 10

@@ -136,7 +136,7 @@ def test_a_bad_batch_is_kept_under_names_that_say_what_it_holds(tmp_path: Path) 
         "range": [-3.0, 2.0],
     }
     assert len(list((tmp_path / "bad_batches").iterdir())) == 2
-    assert health.state() == {"skipped": 1, "in_a_row": 1}
+    assert health.state() == {"skipped": 1, "in_a_row": 1, "beyond": 0}
 
 
 def test_the_run_stops_after_so_many_in_a_row_and_says_where_everything_is(tmp_path: Path) -> None:
@@ -192,7 +192,7 @@ def test_updates_that_were_compiled_into_one_are_judged_one_by_one(tmp_path: Pat
     health = health_of(tmp_path)
     metrics = {"loss": jnp.array([1.0, jnp.inf, 1.0]), "skipped": jnp.array([0.0, 1.0, 0.0])}
     health.check(30, metrics, {"state": np.arange(6).reshape(3, 2)})
-    assert health.state() == {"skipped": 1, "in_a_row": 0}
+    assert health.state() == {"skipped": 1, "in_a_row": 0, "beyond": 0}
     np.testing.assert_array_equal(np.load(tmp_path / "bad_batches" / "00000029.npz")["state"], [2, 3])
 
 
@@ -214,6 +214,63 @@ def test_the_counts_go_on_after_a_resume(tmp_path: Path) -> None:
     second.check(3, outcome(math.nan, skipped=True), BATCH)
     with pytest.raises(TrainingError, match="No state was saved"):
         second.finish()
+
+
+RETURNS = (-1.0, 3.0)  # so that a margin of a quarter allows -2 to 4
+
+
+def watch_values(run: Path, values: Any, excess: float = 0.25, returns: Any = RETURNS, state: Any = None) -> Health:
+    """What has become of updates with these means of Q."""
+    health = Health(HealthConfig(max_value_excess=excess), run / "bad_batches", run / "states", returns=returns)
+    if state is not None:
+        health.restore(json.loads(json.dumps(state)))
+    for step, value in enumerate(values):
+        health.check(step, outcome(0.5) | {"critic/q_mean": jnp.float32(value)}, BATCH)
+    health.finish()
+    return health
+
+
+@pytest.mark.parametrize("value", [4.1, -2.1])
+def test_values_beyond_all_returns_for_fifty_updates_stop_the_run(tmp_path: Path, value: float) -> None:
+    with pytest.raises(TrainingError) as stopped:
+        watch_values(tmp_path, [1.0, *[value] * 50])
+    assert f"the mean of Q is {value} at step 50, and returns in the data are -1 to 3" in str(stopped.value)
+    assert "--health.max-value-excess 0" in str(stopped.value)
+
+
+def test_values_beyond_all_returns_in_scanned_updates_are_counted_one_by_one(tmp_path: Path) -> None:
+    health = Health(HealthConfig(), tmp_path, tmp_path, returns=RETURNS)
+    health.check(24, {"skipped": np.zeros(25), "critic/q_mean": jnp.full(25, 9.0)}, BATCH)
+    assert health.state()["beyond"] == 25
+    health.check(49, {"skipped": np.zeros(25), "critic/q_mean": jnp.full(25, 9.0)}, BATCH)
+    with pytest.raises(TrainingError, match="the mean of Q is 9 at step 49"):
+        health.finish()
+
+
+@pytest.mark.parametrize(
+    ("values", "options"),
+    [
+        ([*[9.0] * 49, 1.0] * 2, {}),  # back in time
+        ([1.0, 9.0] * 60, {}),  # a matter of the batch
+        ([3.9, -1.9] * 60, {}),  # within the margin
+        ([9.0] * 60, {"excess": 2.0}),
+        ([9.0] * 60, {"excess": 0.0}),  # not monitored
+        ([9.0] * 60, {"returns": None}),
+        ([9.0] * 60, {"returns": (0.0, 0.0)}),  # all failed: there is no scale
+    ],
+)
+def test_values_that_are_possible_or_only_briefly_not_stop_nothing(
+    tmp_path: Path, values: list[float], options: dict[str, Any]
+) -> None:
+    assert watch_values(tmp_path, values, **options).skipped == 0
+
+
+def test_updates_with_values_beyond_all_returns_are_counted_on_after_a_resume(tmp_path: Path) -> None:
+    state = watch_values(tmp_path, [9.0] * 30).state()
+    assert state["beyond"] == 30
+    assert watch_values(tmp_path, [9.0] * 19, state=state).state()["beyond"] == 49
+    with pytest.raises(TrainingError, match="the mean of Q is 9 at step 19"):
+        watch_values(tmp_path, [9.0] * 20, state=state)
 
 
 @pytest.mark.parametrize(

@@ -9,12 +9,12 @@ import pytest
 
 from builders import MICRO, random_model
 from pirl.config import override_config
-from pirl.data import load_robot, open_dataset
+from pirl.data import Trajectories, load_robot, open_dataset
 from pirl.errors import CheckpointError, ConfigError, DataError
 from pirl.interop import NormStats, save_policy
 from pirl.run_files import RunFiles
 from pirl.training import setup as making
-from pirl.training.setup import agent_shapes, agent_sharding, create_agent, hold_out, set_up
+from pirl.training.setup import agent_shapes, agent_sharding, create_agent, hold_out, return_range, set_up
 
 
 def episodes_of(setup, weights):
@@ -52,6 +52,40 @@ def test_only_episodes_that_are_used_are_held_out(data):
     assert chosen.sum() == 2
     assert not np.any(chosen & (np.arange(20) % 4 != 0))
     np.testing.assert_array_equal(learned + measured, used)
+
+
+def episodes(rewards):
+    """Trajectories with these rewards, one list per episode."""
+    lengths, rows = [len(one) for one in rewards], sum(map(len, rewards))
+    ends = np.cumsum(lengths)
+    return Trajectories(
+        states=np.zeros((rows, 1), np.float32),
+        actions=np.zeros((rows, 1), np.float32),
+        rewards=np.concatenate(rewards).astype(np.float32),
+        terminals=np.isin(np.arange(rows), ends - 1),
+        starts=ends - lengths,
+        ends=ends,
+        success=np.ones(len(rewards), np.int8),
+        prompts=[""],
+        prompt_of_row=np.zeros(rows, np.int64),
+    )
+
+
+def test_the_range_of_returns_is_that_of_all_rows_of_the_episodes_that_are_used():
+    data = episodes([[0, 0, 4], [-1, 2, -2], [100]])
+    used = np.array([0, 1, 0, 1, 1, 1, 0], bool)
+    # Returns are 1, 2, 4 and, from the end, -2, 2 - 1, -1 + 0.5.
+    assert return_range(data, used, 0.5) == (-2.0, 4.0)
+    assert return_range(data, used & (np.arange(7) < 3), 0.5) == (1.0, 4.0)
+    assert return_range(data, np.arange(7) == 4, 0.5) == (-2.0, 1.0)
+    assert return_range(data, np.ones(7, bool), 0.5) == (-2.0, 100.0)
+    assert return_range(data, np.arange(7) < 3, 1.0) == (4.0, 4.0)
+    assert return_range(data, np.arange(7) < 3, 0.0) == (0.0, 4.0)
+
+
+def test_the_range_of_returns_ends_with_the_episodes():
+    data = dataclasses.replace(episodes([[0, 1, 50], [0, 3]]), ends=np.array([2, 5]))  # cut before the third row
+    assert return_range(data, np.ones(5, bool), 0.5) == (0.5, 3.0)
 
 
 def test_a_split_that_leaves_nothing_to_learn_from_is_refused(configure):

@@ -17,8 +17,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Bool, Float, Int, Key, PRNGKeyArray
 
-from pirl.agents.base import Metrics, draw_noise
+from pirl.agents.base import Metrics, draw_noise, unless_empty
 from pirl.agents.critics import Aggregate, LearnedCritics, aggregate_values
+from pirl.agents.diagnostics import outcome_auc, pair_auc, pair_chunks, shuffle_images
 from pirl.agents.encoding import Draw, Encoded, Totals, draw_for, encode_batch
 from pirl.agents.learning import (
     BehaviorExpert,
@@ -242,13 +243,13 @@ class ACRLPDAgent:
             return jnp.sum(jnp.where(usable, x, 0.0)) / jnp.maximum(seen.totals.chunks, 1e-6)
 
         def mean(x: Array) -> Array:
-            return _unless_empty(seen.totals.chunks, total(x))
+            return unless_empty(seen.totals.chunks, total(x))
 
         loss = total(config.critic.losses(logits, target[None]))
         if config.target == "expectile":
             loss = loss + total(self._expectile_losses(critics, prefix, batch.actions, seen.pair))
         return loss, {
-            "critic/loss": _unless_empty(seen.totals.chunks, loss),
+            "critic/loss": unless_empty(seen.totals.chunks, loss),
             "critic/q_mean": mean(jnp.mean(values, axis=0)),
             "critic/q_min": jnp.min(values, axis=0),
             "critic/q_max": jnp.max(values, axis=0),
@@ -368,7 +369,7 @@ class ACRLPDAgent:
         """Plain flow matching on chunks of the data, by default on those of successful episodes."""
         steps = seen.totals.cloned_steps
         loss = jnp.sum(shown * self._cloned(seen.batch)[:, None]) / jnp.maximum(steps, 1e-6)
-        return loss, {"bc/loss": _unless_empty(steps, loss)}
+        return loss, {"bc/loss": unless_empty(steps, loss)}
 
     def _shown_losses(self, seen: Encoded) -> Float[Array, "b chunk"]:
         """What each step of the chunks in the data adds to the flow loss."""
@@ -453,7 +454,7 @@ class ACRLPDAgent:
         return agent, absent | {"actor/moves": jnp.float32(actor_moves)} | metrics
 
     def validate(self, batch: ChunkBatch, rng: PRNGKeyArray) -> Metrics:
-        """All losses, of the policy that would be exported, without augmentation or dropout."""
+        """All losses of the policy that would be exported, without augmentation or dropout; and what the critics know."""
         draw = self._draw(batch, rng, augment=False)
         seen = self._encode(batch, draw, self._totals(batch), rng, self.learned.average, dropout=False)
         metrics = self._summarise(self._loss(seen, self.critics.latest)[1])
@@ -461,6 +462,20 @@ class ACRLPDAgent:
             metrics |= self._bc_loss(seen, self._shown_losses(seen))[1]
         if "actor/action_mse" not in metrics:
             metrics["actor/action_mse"] = self._action_error(self._sample(seen.policy, seen.prefix, draw.noise), seen)
+        return metrics | self._knowledge(seen)
+
+    def _knowledge(self, seen: Encoded) -> Metrics:
+        """Whether the averaged critics, which act, know which chunk belongs to an observation, and which succeed."""
+        chunks, counted = pair_chunks(seen.batch, self.config.horizon_length)
+        values = self._values(self.critics.average, seen.prefix, chunks, None)
+        metrics = {
+            "critic/pair_auc": pair_auc(values, counted),
+            "critic/outcome_auc": outcome_auc(values[:, 0], seen.batch.success),
+        }
+        if self.learned.model.cameras:
+            prefix = seen.policy.encode(shuffle_images(seen.draw.flow.observations))
+            shuffled = self._values(self.critics.average, prefix, chunks, None)
+            metrics["critic/pair_auc_shuffled"] = pair_auc(shuffled, counted)
         return metrics
 
     # --- acting --------------------------------------------------------------------------------------------------
@@ -607,8 +622,3 @@ def _take(
 ) -> Float[Array, "b horizon action_dim"]:
     """One of the chunks of each observation."""
     return jnp.take_along_axis(chunks, which[:, None, None, None], axis=1)[:, 0]
-
-
-def _unless_empty(count: Float[Array, ""], value: Float[Array, ""]) -> Float[Array, ""]:
-    """A metric of a batch; of one without anything to measure, NaN, which enters no mean."""
-    return jnp.where(count > 0, value, jnp.nan)

@@ -3,6 +3,7 @@
 from typing import Any, Protocol, runtime_checkable
 
 import jax
+import jax.numpy as jnp
 from jaxtyping import Float, Key, PRNGKeyArray
 
 from pirl.data.chunks import ChunkBatch
@@ -55,3 +56,8 @@ def draw_noise(rng: Key[Array, "*b"], batch: int, shape: tuple[int, ...]) -> Flo
     """Normal noise for every sample, each from its own key, given one key or one per sample."""
     keys = rng if rng.ndim else jax.random.split(rng, batch)
     return jax.vmap(lambda key: jax.random.normal(key, shape))(keys)
+
+
+def unless_empty(count: Float[Array, ""], value: Float[Array, ""]) -> Float[Array, ""]:
+    """A metric of a batch; of one without anything to measure, NaN, which enters no mean."""
+    return jnp.where(count > 0, value, jnp.nan)

@@ -9,7 +9,7 @@ from pirl.errors import did_you_mean
 _POLICY = ("loss", "bc/loss")
 _ACTOR_CRITIC = (
     *("critic/loss", "critic/q_mean", "critic/q_min", "critic/q_max", "critic/q_spread", "critic/td_error"),
-    *("critic/target", "actor/loss", "data/valid_chunks"),
+    *("critic/target", "critic/pair_auc", "critic/outcome_auc", "actor/loss", "data/valid_chunks"),
 )
 _ADVANTAGES = (
     *("actor/advantage_p10", "actor/advantage_p50", "actor/advantage_p90"),
@@ -20,6 +20,8 @@ _BY_MODE: dict[str, tuple[str, ...]] = {
     "distill": (*_ADVANTAGES, "actor/chosen_value", "actor/data_chosen", "behavior/loss"),
     "bc": (),
 }
+# What a learner may remember of its training episodes: measured on them as well as on held-out ones.
+GAPS = ("critic/pair_auc", "critic/outcome_auc", "critic/td_error", "bc/loss")
 _EVALUATION = ("eval/success", "eval/success_low", "eval/success_high", "eval/return", "eval/length")
 _ONLINE = ("online/success", "online/episodes", "online/env_steps")
 _ROLLOUT = ("rollout/success", "rollout/success_kept", "rollout/success_after", "rollout/groups", "rollout/drift")
@@ -30,7 +32,8 @@ def check_metric(config: RLTrainConfig, name: str) -> Iterator[str]:
     learned = [*_POLICY, "actor/action_mse"]
     if isinstance(config.agent, ACRLPDConfig):
         learned += [*_ACTOR_CRITIC, *_BY_MODE[config.agent.actor_mode]]
-    validated = [f"val/{metric}" for metric in learned]
+        learned += ["critic/pair_auc_shuffled"] if config.model.cameras else []
+    validated = [f"val/{metric}" for metric in learned] + [f"gap/{metric}" for metric in GAPS if metric in learned]
     practised = _ROLLOUT if config.goes_by_iterations else _ONLINE
     known = [*_EVALUATION, *practised, *validated]
     if name not in known:

@@ -32,6 +32,8 @@ class Panel:
     noisy: bool = False
     share: bool = False
     """Whether the values are shares of 1, drawn as percentages between 0 and 100."""
+    beside: tuple[str, str] | None = None
+    """Another metric of held-out episodes, drawn as a solid line, and what it is called."""
 
 
 PANELS = (
@@ -57,6 +59,11 @@ PANELS = (
         "Flow-matching loss on the actions in the data; lower is closer to the demonstrations.",
         log=True,
         noisy=True,
+    ),
+    Panel(
+        "Gap: imitation loss",
+        "gap/bc/loss",
+        "Training minus held-out episodes; well below 0, the policy fits the training episodes much better.",
     ),
     Panel("Actor loss", "actor/loss", "The actor loss, weighted by advantage.", noisy=True),
     Panel("Critic loss", "critic/loss", "Error of the critics against their targets.", log=True, noisy=True),
@@ -218,6 +225,9 @@ def _series(panel: Panel, run: Run, colour: int) -> list[Series]:
             found.append(Series(run.name, curve.steps, curve.values, low, high, colour))
     if curve := run.curves.get(f"val/{panel.metric}"):
         found.append(Series(f"{run.name}, held out", curve.steps, curve.values, colour=colour, dotted=True))
+    metric, name = panel.beside or ("", "")
+    if curve := run.curves.get(f"val/{metric}"):
+        found.append(Series(f"{run.name}, {name}", curve.steps, curve.values, colour=colour))
     return found
 
 

@@ -7,6 +7,7 @@ from typing import Literal
 import numpy as np
 
 from pirl.report.curves import PANELS, ROLLOUTS, Panel
+from pirl.report.knowledge import KNOWLEDGE, judge_critics
 from pirl.report.runs import Run
 
 SUCCESS = PANELS[0]
@@ -32,8 +33,9 @@ _TITLES = {
     "curriculum/success_rate": "Curriculum: mean success",
 }
 _SHARES = frozenset({"rollout/success_kept", "actor/clip_fraction", "actor/limited", "data/valid_chunks"})
-_KNOWN = {panel.metric: panel for panel in (*PANELS, *ROLLOUTS)}
+_KNOWN = {panel.metric: panel for panel in (*PANELS, *ROLLOUTS, *KNOWLEDGE)}
 _EDGES = {edge: panel.metric for panel in _KNOWN.values() for edge in (panel.low, panel.high) if edge}
+_EDGES |= {panel.beside[0]: panel.metric for panel in _KNOWN.values() if panel.beside}
 
 
 @dataclass(frozen=True)
@@ -44,6 +46,8 @@ class Group:
     introduction: str
     holds: Callable[[str], bool]
     axis: Literal["updates", "environment steps", "iterations"] = "updates"
+    judge: Callable[[Run], str] | None = None
+    """What there is to say of each run, in a sentence."""
 
 
 def _begins(*prefixes: str) -> Callable[[str], bool]:
@@ -70,6 +74,12 @@ GROUPS = (
         "What is minimised. Where a curve is noisy, the faint line is what was logged and the strong one its moving "
         "average.",
         lambda metric: metric.rsplit("/", 1)[-1].endswith("loss"),
+    ),
+    Group(
+        "What the critics know",
+        "Whether the critics tell good chunks from others, on held-out episodes.",
+        _begins(*(panel.metric for panel in KNOWLEDGE)),
+        judge=judge_critics,
     ),
     Group("Values", "Value estimates of the critics.", _begins("critic/")),
     Group(

@@ -152,7 +152,13 @@ def _group(group: Group, runs: Sequence[RunFacts], colours: Mapping[str, int]) -
     charts = draw_panels(seen, panels, colours, group.axis)
     if not charts:
         return None
-    return Section(group.title, arrange_panels(charts, seen, panels, colours), group.introduction)
+    body, introduction = arrange_panels(charts, seen, panels, colours), group.introduction
+    said = [(run.name, group.judge(run)) for run in seen] if group.judge else []
+    if len(runs) == 1:
+        introduction = " ".join([introduction, *(sentence for _, sentence in said)])
+    elif said:
+        body = table([Column("Run"), Column("Verdict")], said) + body
+    return Section(group.title, body, introduction)
 
 
 def _with_memory(facts: RunFacts) -> Run:
@@ -195,7 +201,7 @@ def _films(runs: Sequence[RunFacts]) -> list[Section]:
 
 def _critics(facts: RunFacts) -> Section:
     """What the critics of a run think along episodes of its policy; or why that cannot be shown."""
-    title = f"What the critics of {facts.name} see"
+    title = f"Episodes of {facts.name} as its critics value them"
     try:
         from pirl.report.run_critics import watch_run
 

@@ -102,12 +102,12 @@ class Health:
     def state(self) -> dict[str, int]:
         """The counts, for a checkpoint."""
         self.finish()
-        return {"skipped": self.skipped, "in_a_row": self.in_a_row}
+        return {"skipped": self.skipped, "in_a_row": self.in_a_row, "beyond": self._beyond}
 
     def restore(self, state: Mapping[str, int]) -> None:
         """Go on from the counts of a checkpoint."""
         self._waiting.clear()
-        self.skipped, self.in_a_row = state["skipped"], state["in_a_row"]
+        self.skipped, self.in_a_row, self._beyond = state["skipped"], state["in_a_row"], state["beyond"]
 
     def _look(self, step: int, metrics: Mapping[str, Any], batch: Any) -> None:
         flags = np.asarray(metrics["skipped"])
@@ -136,7 +136,7 @@ class Health:
             if self._beyond >= _PATIENCE and margin > 0:
                 self._settle()
                 raise TrainingError(
-                    f"the mean of Q is {value:.4g} after {step} updates, and returns in the data are {low:.4g} to "
+                    f"the mean of Q is {value:.4g} at step {step}, and returns in the data are {low:.4g} to "
                     f"{high:.4g}: the critics believe in values that nobody has ever seen. Use --agent.target expectile "
                     "or --agent.critic.loss bce, a lower --agent.critic-optimiser.peak-lr, or allow it with "
                     "--health.max-value-excess 0."

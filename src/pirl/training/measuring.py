@@ -9,6 +9,7 @@ import numpy as np
 
 from pirl.agents.base import Agent, Metrics
 from pirl.config import to_plain
+from pirl.config.metrics import GAPS
 from pirl.data import Loader
 from pirl.envs.evaluation import evaluate
 from pirl.envs.pools import EnvPool
@@ -23,9 +24,17 @@ from pirl.training.writers import Number
 
 
 def measure_losses(setup: Setup, validate: Any, agent: Agent) -> dict[str, Number]:
-    """The means over batches of held-out episodes, given the compiled validation."""
+    """The means over batches of held-out episodes, given the compiled validation, and training episodes minus these."""
+    held_out = _validate(setup, validate, agent, held_out=True)
+    compared = [name for name in GAPS if name in held_out]
+    learned = _validate(setup, validate, agent, held_out=False) if compared else {}
+    values: dict[str, Number] = {f"val/{name}": value for name, value in held_out.items()}
+    return values | {f"gap/{name}": learned[name] - held_out[name] for name in compared}
+
+
+def _validate(setup: Setup, validate: Any, agent: Agent, *, held_out: bool) -> dict[str, float]:
     config = setup.config
-    sampler = setup.sampler([setup.source(config.seed, held_out=True)])
+    sampler = setup.sampler([setup.source(config.seed, held_out=held_out)])
     found: list[Metrics] = []
     # The same batches and noise every time, so that only the learner makes a difference.
     with Loader(sampler, sharding=setup.batch_sharding(), prefetch=0) as loader:
@@ -33,7 +42,7 @@ def measure_losses(setup: Setup, validate: Any, agent: Agent) -> dict[str, Numbe
             key = jax.random.fold_in(jax.random.key(config.seed + 1), number)
             found.append(validate(agent, next(loader), key))
     found = jax.device_get(found)
-    return {f"val/{name}": _mean([metrics[name] for metrics in found]) for name in found[0]}
+    return {name: _mean([metrics[name] for metrics in found]) for name in found[0]}
 
 
 def _mean(values: list[Any]) -> float:

@@ -171,7 +171,7 @@ def set_up(config: RLTrainConfig, *, resumed: RunFiles | None = None, progress: 
 
 
 def return_range(trajectories: Trajectories, used: Bool[np.ndarray, " rows"], discount: float) -> tuple[float, float]:
-    """The lowest and the highest discounted return from any used row to the end of its episode."""
+    """The lowest and the highest discounted return from any row, to the end of its episode, of episodes that are used."""
     low, high = np.inf, -np.inf
     for start, end in zip(trajectories.starts, trajectories.ends, strict=True):
         if used[start:end].any():
