@@ -103,6 +103,7 @@ pictures: $(READY)  ## regenerate the images of the documentation
 		--env.objects 3 --env.zones 3 --expert.aim-bias 0.025 --expert.flawed 0.5
 	$(BIN)/pirl envs play --out docs/images/tabletop.png --size 200 --episodes 2
 	$(BIN)/python scripts/learning_pictures.py
+	$(BIN)/python scripts/scoreboard_page.py
 
 # The theme is maintained until May 2027 and says so at every build; its successor, Zensical, reads the same mkdocs.yml.
 docs docs-serve: export NO_MKDOCS_2_WARNING := 1

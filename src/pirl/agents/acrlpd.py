@@ -117,7 +117,7 @@ class ACRLPDConfig:
     policy_ema_decay: float | None = 0.99
     """Decay of the policy's EMA, which acts and is exported (none: the latest parameters do)."""
     critic_ema_decay: float = 0.99
-    """Decay of the critics' EMA, which chooses among samples when acting."""
+    """Decay of the critics' EMA, which judges the chunks that the policy learns and those to choose from when acting."""
     freeze: tuple[str, ...] = ()
     """Frozen parts of the policy: vision, language, or regular expressions on parameter paths."""
     augment: bool = True
@@ -277,7 +277,7 @@ class ACRLPDAgent:
             return loss, {"actor/loss": loss}
         if config.actor_mode == "condition":
             return self._conditioned_loss(seen)
-        prefix, critics = jax.lax.stop_gradient(seen.prefix), self.critics.latest
+        prefix, critics = jax.lax.stop_gradient(seen.prefix), self.critics.average
         if config.actor_mode == "distill":
             assert seen.behavior is not None
             chunks = self._propose(seen.behavior, prefix, seen.draw.noise)
@@ -310,12 +310,12 @@ class ACRLPDAgent:
     def _conditioned_loss(self, seen: Encoded) -> tuple[Float[Array, ""], Metrics]:
         """Flow matching on the data under prompts that say which chunks are good; some keep the plain one."""
         batch, draw, prefix = seen.batch, seen.draw, jax.lax.stop_gradient(seen.prefix)
-        values = self._values(self.critics.latest, prefix, batch.actions[:, None], seen.pair)[:, 0]
+        values = self._values(self.critics.average, prefix, batch.actions[:, None], seen.pair)[:, 0]
         if self.config.target == "expectile":
-            baseline = self._aggregate(self.ensemble.v_values(self.critics.latest, prefix), seen.pair)
+            baseline = self._aggregate(self.ensemble.v_values(self.critics.average, prefix), seen.pair)
         else:
             chunks = self._sample(seen.policy, prefix, draw.noise)
-            baseline = jnp.mean(self._values(self.critics.latest, prefix, chunks, seen.pair), axis=1)
+            baseline = jnp.mean(self._values(self.critics.average, prefix, chunks, seen.pair), axis=1)
         advantages = jax.lax.stop_gradient(values - baseline)
         positive, plain = advantages > self.threshold, draw.flow.observations
         as_is: Any = (plain.tokenized_prompt, plain.tokenized_prompt_mask)
@@ -340,9 +340,10 @@ class ACRLPDAgent:
         """Chunks of the behavior expert, each denoising step of which follows the critics' gradient a little."""
         config = self.config
         seen = jnp.zeros(noise.shape[-2:]).at[: config.horizon_length, : self.real_action_dim].set(1.0)
+        views = self.ensemble.look(self.critics.average, prefix)
 
         def total(chunks: Array) -> Array:
-            logits = self.ensemble.q(self.critics.latest, prefix, chunks)
+            logits = self.ensemble.q_at(self.critics.average, views, chunks)
             # In logits where values are bounded: their gradient does not vanish near the bounds.
             values = logits[..., 0] if config.critic.loss == "bce" else config.critic.values(logits)
             return jnp.sum(self._aggregate(values, None))

@@ -211,16 +211,29 @@ class CriticEnsemble:
         dropout_keys: Key[Array, " b"] | None = None,
     ) -> Float[Array, "critics b n outputs"]:
         """Outputs for n chunks per observation, which is looked at once."""
+        return self.q_at(params, self.look(params, prefix), chunks, dropout_keys)
+
+    def look(self, params: CriticParameters, prefix: Prefix) -> Float[Array, "critics b d"]:
+        """What every critic sees of the observations."""
+        return jax.vmap(lambda params: self._build(params).look(prefix))(params)
+
+    def q_at(
+        self,
+        params: CriticParameters,
+        views: Float[Array, "critics b d"],
+        chunks: Float[Array, "b n horizon action_dim"],
+        dropout_keys: Key[Array, " b"] | None = None,
+    ) -> Float[Array, "critics b n outputs"]:
+        """The same, given what the critics see."""
         flat = chunks[:, :, : self.horizon, : self.action_dim].reshape(*chunks.shape[:2], -1)
 
-        def value(params: CriticParameters, keys: Key[Array, " b"] | None) -> Array:
-            critic = self._build(params)
-            return critic.q(critic.look(prefix), flat, keys)
+        def value(params: CriticParameters, view: Array, keys: Key[Array, " b"] | None) -> Array:
+            return self._build(params).q(view, flat, keys)
 
         if dropout_keys is None:
-            return jax.vmap(lambda params: value(params, None))(params)
+            return jax.vmap(lambda params, view: value(params, view, None))(params, views)
         own = jax.vmap(lambda key: jax.random.split(key, self.config.num_critics), out_axes=1)(dropout_keys)
-        return jax.vmap(value)(params, own)
+        return jax.vmap(value)(params, views, own)
 
     def v(self, params: CriticParameters, prefix: Prefix) -> Float[Array, "critics b outputs"]:
         """Outputs for the observations alone."""
