@@ -98,6 +98,9 @@ class ACRLPDConfig:
     """Episodes that the additional flow-matching loss uses, and that the clone of actor_mode distill is made of."""
     critic: CriticConfig = field(default_factory=CriticConfig)
     """The critic ensemble."""
+    critic_action_noise: float = 0.0
+    """Standard deviation of noise on the chunks that critics learn from, in normalised units. Values are then smooth over
+    actions: what looks best is no narrow edge that a policy would miss."""
     critic_trains_encoder: bool = False
     """Let gradients of the critic loss train the policy's encoder."""
     policy_optimiser: OptimiserConfig = field(default_factory=OptimiserConfig)
@@ -157,9 +160,13 @@ class ACRLPDConfig:
         for name in ("expectile", "positive_fraction"):
             if not 0 < getattr(self, name) < 1:
                 raise ConfigError(f"{name} should be between 0 and 1; it is {getattr(self, name)}.")
-        if min(self.pessimism, self.critic_guidance, self.guidance_weight) < 0 or not 0 <= self.cond_dropout < 1:
+        if (
+            min(self.pessimism, self.critic_guidance, self.guidance_weight, self.critic_action_noise) < 0
+            or not 0 <= self.cond_dropout < 1
+        ):
             raise ConfigError(
-                "pessimism, critic_guidance and guidance_weight should not be negative, and cond_dropout in [0, 1)."
+                "pessimism, critic_guidance, guidance_weight and critic_action_noise should not be negative, and "
+                "cond_dropout in [0, 1)."
             )
 
     @property
@@ -236,7 +243,11 @@ class ACRLPDAgent:
         target = jax.lax.stop_gradient(self._target(seen))
         prefix = seen.prefix if config.critic_trains_encoder else jax.lax.stop_gradient(seen.prefix)
         dropout = seen.draw.dropout if seen.drops_units else None
-        logits = self.ensemble.q(critics, prefix, batch.actions[:, None], dropout)[:, :, 0]
+        actions = batch.actions
+        if config.critic_action_noise and dropout is not None:
+            keys = jax.vmap(lambda key: jax.random.fold_in(key, 2))(dropout)
+            actions = actions + config.critic_action_noise * draw_noise(keys, len(actions), actions.shape[1:])
+        logits = self.ensemble.q(critics, prefix, actions[:, None], dropout)[:, :, 0]
         values = config.critic.values(logits)
 
         def total(x: Array) -> Array:
