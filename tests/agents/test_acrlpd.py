@@ -81,7 +81,7 @@ class Revealed:
         return np.square(residual).sum(axis=-1) / REAL, residual, x_t, t
 
     def advantages(self):
-        critic = self.agent.critics.average
+        critic = self.agent.critics.latest
         baseline = self.aggregate(self.values(critic, self.prefix, self.chunks)).mean(axis=1)
         return self.aggregate(self.values(critic, self.prefix, self.batch.actions[:, None]))[:, 0] - baseline
 
@@ -224,7 +224,7 @@ def proposals(seen: Revealed, guidance: float) -> np.ndarray:
     x = np.asarray(seen.encoded.draw.noise, np.float64)
 
     def gradient(chunks):
-        ensemble, critics = seen.agent.ensemble, seen.agent.critics.average
+        ensemble, critics = seen.agent.ensemble, seen.agent.critics.latest
         total = jax.grad(lambda chunks: ensemble.q_values(critics, seen.prefix, chunks).mean(axis=0).sum())
         out = np.asarray(total(jnp.asarray(chunks, jnp.float32)), np.float64)
         assert np.all(out[:, :, H:] == 0)
@@ -245,7 +245,7 @@ def test_distill_learns_the_chunk_that_the_critics_prefer_of_the_clone_s_proposa
     seen = Revealed(acrlpd(actor_mode="distill", critic_guidance=guidance), make_batch(24))
     batch, rows = seen.batch, np.arange(len(seen.chunks))
     candidates = np.concatenate([batch.actions[:, None], proposals(seen, guidance)], axis=1)
-    values = seen.aggregate(seen.values(seen.agent.critics.average, seen.prefix, candidates))
+    values = seen.aggregate(seen.values(seen.agent.critics.latest, seen.prefix, candidates))
     whole = batch.valid.all(axis=1)
     advantages = values[:, 0] - values[:, 1:].mean(axis=1)
     best = np.where(whole[:, None] | (np.arange(4) > 0), values, -np.inf).argmax(axis=1)

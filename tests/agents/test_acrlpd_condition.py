@@ -65,7 +65,7 @@ def prompted_batch(size=24):
 
 def advantages_of(agent, batch):
     """Q(s, chunk) − V(s), both under the plain prompt."""
-    config, critics = agent.config.critic, agent.critics.average
+    config, critics = agent.config.critic, agent.critics.latest
     prefix = agent.learned.build().encode(batch.observations)
     q = np.asarray(config.values(q_logits(critics, config, prefix, batch.actions[:, None, :H, :REAL])))[..., 0]
     v = np.asarray(config.values(v_logits(critics, config, prefix)))

@@ -98,9 +98,6 @@ class ACRLPDConfig:
     """Episodes that the additional flow-matching loss uses, and that the clone of actor_mode distill is made of."""
     critic: CriticConfig = field(default_factory=CriticConfig)
     """The critic ensemble."""
-    critic_action_noise: float = 0.0
-    """Standard deviation of noise on the chunks that critics learn from, in normalised units. Values are then smooth over
-    actions: what looks best is no narrow edge that a policy would miss."""
     critic_trains_encoder: bool = False
     """Let gradients of the critic loss train the policy's encoder."""
     policy_optimiser: OptimiserConfig = field(default_factory=OptimiserConfig)
@@ -120,7 +117,7 @@ class ACRLPDConfig:
     policy_ema_decay: float | None = 0.99
     """Decay of the policy's EMA, which acts and is exported (none: the latest parameters do)."""
     critic_ema_decay: float = 0.99
-    """Decay of the critics' EMA, which judges the chunks that the policy learns and those to choose from when acting."""
+    """Decay of the critics' EMA, which chooses among samples when acting."""
     freeze: tuple[str, ...] = ()
     """Frozen parts of the policy: vision, language, or regular expressions on parameter paths."""
     augment: bool = True
@@ -160,13 +157,9 @@ class ACRLPDConfig:
         for name in ("expectile", "positive_fraction"):
             if not 0 < getattr(self, name) < 1:
                 raise ConfigError(f"{name} should be between 0 and 1; it is {getattr(self, name)}.")
-        if (
-            min(self.pessimism, self.critic_guidance, self.guidance_weight, self.critic_action_noise) < 0
-            or not 0 <= self.cond_dropout < 1
-        ):
+        if min(self.pessimism, self.critic_guidance, self.guidance_weight) < 0 or not 0 <= self.cond_dropout < 1:
             raise ConfigError(
-                "pessimism, critic_guidance, guidance_weight and critic_action_noise should not be negative, and "
-                "cond_dropout in [0, 1)."
+                "pessimism, critic_guidance and guidance_weight should not be negative, and cond_dropout in [0, 1)."
             )
 
     @property
@@ -243,11 +236,7 @@ class ACRLPDAgent:
         target = jax.lax.stop_gradient(self._target(seen))
         prefix = seen.prefix if config.critic_trains_encoder else jax.lax.stop_gradient(seen.prefix)
         dropout = seen.draw.dropout if seen.drops_units else None
-        actions = batch.actions
-        if config.critic_action_noise and dropout is not None:
-            keys = jax.vmap(lambda key: jax.random.fold_in(key, 2))(dropout)
-            actions = actions + config.critic_action_noise * draw_noise(keys, len(actions), actions.shape[1:])
-        logits = self.ensemble.q(critics, prefix, actions[:, None], dropout)[:, :, 0]
+        logits = self.ensemble.q(critics, prefix, batch.actions[:, None], dropout)[:, :, 0]
         values = config.critic.values(logits)
 
         def total(x: Array) -> Array:
@@ -288,7 +277,8 @@ class ACRLPDAgent:
             return loss, {"actor/loss": loss}
         if config.actor_mode == "condition":
             return self._conditioned_loss(seen)
-        prefix, critics = jax.lax.stop_gradient(seen.prefix), self.critics.average
+        # Not the EMA critics: they have yet to learn what the encoder has become, and misread it.
+        prefix, critics = jax.lax.stop_gradient(seen.prefix), self.critics.latest
         if config.actor_mode == "distill":
             assert seen.behavior is not None
             chunks = self._propose(seen.behavior, prefix, seen.draw.noise)
@@ -321,12 +311,12 @@ class ACRLPDAgent:
     def _conditioned_loss(self, seen: Encoded) -> tuple[Float[Array, ""], Metrics]:
         """Flow matching on the data under prompts that say which chunks are good; some keep the plain one."""
         batch, draw, prefix = seen.batch, seen.draw, jax.lax.stop_gradient(seen.prefix)
-        values = self._values(self.critics.average, prefix, batch.actions[:, None], seen.pair)[:, 0]
+        values = self._values(self.critics.latest, prefix, batch.actions[:, None], seen.pair)[:, 0]
         if self.config.target == "expectile":
-            baseline = self._aggregate(self.ensemble.v_values(self.critics.average, prefix), seen.pair)
+            baseline = self._aggregate(self.ensemble.v_values(self.critics.latest, prefix), seen.pair)
         else:
             chunks = self._sample(seen.policy, prefix, draw.noise)
-            baseline = jnp.mean(self._values(self.critics.average, prefix, chunks, seen.pair), axis=1)
+            baseline = jnp.mean(self._values(self.critics.latest, prefix, chunks, seen.pair), axis=1)
         advantages = jax.lax.stop_gradient(values - baseline)
         positive, plain = advantages > self.threshold, draw.flow.observations
         as_is: Any = (plain.tokenized_prompt, plain.tokenized_prompt_mask)
@@ -351,10 +341,10 @@ class ACRLPDAgent:
         """Chunks of the behavior expert, each denoising step of which follows the critics' gradient a little."""
         config = self.config
         seen = jnp.zeros(noise.shape[-2:]).at[: config.horizon_length, : self.real_action_dim].set(1.0)
-        views = self.ensemble.look(self.critics.average, prefix)
+        views = self.ensemble.look(self.critics.latest, prefix)
 
         def total(chunks: Array) -> Array:
-            logits = self.ensemble.q_at(self.critics.average, views, chunks)
+            logits = self.ensemble.q_at(self.critics.latest, views, chunks)
             # In logits where values are bounded: their gradient does not vanish near the bounds.
             values = logits[..., 0] if config.critic.loss == "bce" else config.critic.values(logits)
             return jnp.sum(self._aggregate(values, None))
