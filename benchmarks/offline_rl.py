@@ -2,10 +2,10 @@
 
 Four kinds of demonstrations in Tabletop (DATASETS), each seen by true state and by two cameras. Every policy is made by
 commands that a user could type, which are printed, and measured on the same 200 held-out starts. The controls say which
-link is weak: proposals chosen at random, critics without cameras, critics that are told the true positions, and, instead
-of critics, a simulator that tries every proposal. A finished measurement is kept (--results) and not repeated, so the
-benchmark can be stopped at any time and continued, on another machine too; `--redo POLICY` forgets some. The last line is
-one JSON object.
+link is weak: acting by the proposals that the exported policy is distilled from, proposals chosen at random, critics
+without cameras, critics that are told the true positions, and, instead of critics, a simulator that tries every chunk. A
+finished measurement is kept (--results) and not repeated, so the benchmark can be stopped at any time and continued, on
+another machine too; `--redo POLICY` forgets some. The last line is one JSON object.
 """
 
 import argparse
@@ -36,11 +36,11 @@ DATASETS = {
 OBSERVATIONS = ("state", "pixels")
 PRESETS = {"state": ("demo_state_bc", "demo_state"), "pixels": ("demo_bc", "demo")}
 CLONES = ("bc", "bc_more", "bc_successes")
-CONTROLS = ("random_choice", "blind_critic", "perfect_critic", "perfect_choice")
+CONTROLS = ("proposals", "random_choice", "blind_critic", "perfect_critic", "perfect_choice")
 POLICIES = (*CLONES, "acrlpd", "acrlpd_best_of_n", "condition", *CONTROLS)
 PIXELS_ONLY = ("condition", "blind_critic", "perfect_critic")
 # What is trained, by the policy that is measured; all but BC start from BC.
-RUNS = {"acrlpd_best_of_n": "acrlpd", "perfect_choice": "acrlpd"}
+RUNS = {"acrlpd_best_of_n": "acrlpd", "proposals": "acrlpd", "perfect_choice": "acrlpd"}
 SAMPLES = 8
 HELD_OUT = 0  # seed of the starts
 SEEN_STATES = 3  # dimensions of the state beside the cameras: the gripper's
@@ -229,6 +229,8 @@ def measure_cell(cell: Cell, policies: Sequence[str], board: Board, collecting: 
         seconds = train(cell, policy)
         if policy == "perfect_choice":
             lengths, episodes = choose_perfectly(cell)
+        elif policy == "proposals":
+            lengths, episodes = act_by_proposals(cell)
         else:
             lengths, episodes = evaluate(cell, policy)
         board.add(
@@ -391,6 +393,40 @@ def tell_true_states(states: Path) -> None:
         return embed(self, state.at[:, hidden].set(0.0), x_t, time)
 
     sampler.cut_chunks, Pi0.embed_suffix = cut_chunks, embed_suffix  # type: ignore[assignment,method-assign]
+
+
+def act_by_proposals(cell: Cell) -> tuple[list[int], int]:
+    """What the exported policy is distilled from, acting itself: the best of the clone's guided proposals. Steps of the
+    episodes that succeed, and the number of episodes."""
+    import jax
+
+    from pirl.agents.base import draw_noise
+    from pirl.envs.evaluation import evaluate as evaluate_planner
+    from pirl.envs.planner import ChunkPlanner
+    from pirl.envs.pools import open_pool
+    from pirl.envs.registry import EnvConfig
+    from pirl.envs.rollouts import make_starts
+    from pirl.training.loading import load_agent
+
+    agent, policy_io = load_agent(cell.run("acrlpd"))
+    learner: Any = agent
+    policy, model = learner.learned.build(), learner.learned.model
+    clone = learner.learned.build({**learner.learned.trainable, **learner.behavior.params})
+
+    @jax.jit
+    def act(observation: Any, keys: Any) -> Any:
+        shape = (learner.config.num_action_samples, model.action_horizon, model.action_dim)
+        prefix = policy.encode(observation)
+        chunks = learner._propose(clone, prefix, draw_noise(keys, observation.state.shape[0], shape))
+        return learner._best(learner.critics.latest, prefix, chunks, None)
+
+    episodes = 8 if cell.quick else 200
+    with open_pool(EnvConfig("tabletop", options={"observation": cell.observation}), episodes) as pool:
+        planner = ChunkPlanner(act, policy_io, batch_size=episodes)
+        starts = make_starts(pool.description, episodes, HELD_OUT)
+        results = evaluate_planner(pool, planner, starts, execute_steps=5, settings={}).results
+    jax.clear_caches()
+    return [result.length for result in results if result.success], len(results)
 
 
 def choose_perfectly(cell: Cell) -> tuple[list[int], int]:

@@ -21,6 +21,7 @@ POLICIES = {
     "acrlpd": "ACRLPD, exported",
     "acrlpd_best_of_n": "ACRLPD, best of 8",
     "condition": "condition, exported",
+    "proposals": "control: acting by the proposals",
     "random_choice": "control: random choice",
     "blind_critic": "control: blind critics",
     "perfect_critic": "control: critics told the positions",
