@@ -71,6 +71,12 @@ MUTANTS = (
         "agents/test_acrlpd.py::test_the_online_critics_choose_and_the_target_critics_value",
     ),
     Mutant(
+        "agents/acrlpd.py",
+        "positive, plain = advantages > self.threshold, draw",
+        "positive, plain = advantages < self.threshold, draw",
+        "agents/test_acrlpd_condition.py::test_chunks_are_learned_under_the_sign_of_their_advantage",
+    ),
+    Mutant(
         "agents/ript.py",
         "return (count * above - np.sum(above)) / (count - 1)",
         "return above - np.sum(above) / (count - 1)",
