@@ -25,9 +25,9 @@ METRICS = {
     *("actor/ess", "actor/clip_fraction", "actor/temperature", "actor/action_mse", "bc/loss", "grad_norm/policy"),
     *("grad_norm/critic", "param_norm/policy", "param_norm/critic", "lr/policy", "lr/critic", "data/valid_chunks"),
     *("actor/moves", "actor/chosen_value", "actor/data_chosen", "behavior/loss"),
-    *("critic/sample_spread", "critic/state_spread"),
+    *("critic/sample_spread", "critic/state_spread", "actor/positive", "actor/threshold"),
 }
-DISTILL_METRICS = {"actor/chosen_value", "actor/data_chosen", "behavior/loss"}
+OTHER_MODES = {"actor/chosen_value", "actor/data_chosen", "behavior/loss", "actor/positive", "actor/threshold"}
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -51,7 +51,7 @@ def test_an_update_moves_everything_as_it_should():
     begun, batch = agent(), make_batch()
     new, metrics = update(begun, batch, KEY)
     assert set(metrics) == METRICS
-    assert {name for name, metric in metrics.items() if not np.isfinite(metric)} == DISTILL_METRICS
+    assert {name for name, metric in metrics.items() if not np.isfinite(metric)} == OTHER_MODES
     assert new.step == 1
     averages = (
         (begun.critics.target, new.critics.target, new.critics.latest, 0.75),
@@ -198,7 +198,7 @@ def test_a_batch_with_no_usable_chunk_and_no_success_leaves_the_critics_as_they_
     nothing = np.zeros(8, bool)
     new, metrics = update(agent(), dataclasses.replace(make_batch(), sequence_mask=nothing, success=nothing), KEY)
     means = {"loss", "q_mean", "q_spread", "td_error", "target"}  # over nothing: no zero is to enter means of batches
-    absent = {"bc/loss", *(f"critic/{name}" for name in means), *DISTILL_METRICS}
+    absent = {"bc/loss", *(f"critic/{name}" for name in means), *OTHER_MODES}
     assert {name for name in METRICS if np.isnan(metrics[name])} == absent
     assert metrics["data/valid_chunks"] == 0
     np.testing.assert_allclose(metrics["loss"], metrics["actor/loss"], rtol=1e-6)
@@ -216,7 +216,7 @@ def test_extreme_advantages_stay_finite(scale):
         KEY,
     )
     assert max(abs(metrics["actor/advantage_p10"]), abs(metrics["actor/advantage_p90"])) > 1e5
-    assert {name for name, metric in metrics.items() if not np.isfinite(metric)} == DISTILL_METRICS
+    assert {name for name, metric in metrics.items() if not np.isfinite(metric)} == OTHER_MODES
     assert all(np.all(np.isfinite(leaf)) for leaf in jax.tree.leaves(new))
 
 

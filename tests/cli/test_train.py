@@ -139,7 +139,7 @@ def test_a_run_that_is_not_there_cannot_be_resumed(call, tmp_path):
         (("demo", "--exp-name", "x", "--agent.discount", "3"), "--agent: discount = 3.0 should be in [0, 1]"),
         (
             ("demo", "--exp-name", "x", "--agent.actor-mode", "pg"),
-            "--agent.actor-mode should be awr or distill or bc",
+            "--agent.actor-mode should be awr or distill or condition or bc",
         ),
         (
             ("demo", "--exp-name", "x", "--data.selection.tasks", "[a"),

@@ -228,6 +228,6 @@ def test_the_metrics_that_may_decide_are_those_that_learners_compute(preset):
 
 def test_shuffled_images_are_measured_where_there_are_images():
     held_out = {"data.validation_fraction": 0.5, "validation_every": 1}
-    for preset, is_measured in (("demo_pixels", True), ("demo", False), ("demo_pixels_bc", False)):
+    for preset, is_measured in (("demo", True), ("demo_state", False), ("demo_bc", False)):
         config = override_config(get_config(preset), held_out)
         assert (not list(check_metric(config, "val/critic/pair_auc_shuffled"))) == is_measured

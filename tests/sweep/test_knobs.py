@@ -67,7 +67,7 @@ def test_the_field_says_what_a_range_is_of():
         (["agent.discont=0.9,0.99"], "Did you mean agent.discount?"),
         (["agent.discount=0.9,high"], "--agent.discount should be a number; it is 'high'"),
         (["batch-size=0.5..8"], "should be a whole number"),
-        (["agent.actor-mode=awr,best"], "should be awr or distill or bc"),
+        (["agent.actor-mode=awr,best"], "should be awr or distill or condition or bc"),
         (["data.repo-id=1..2"], "takes no numbers, so it has no range"),
         (["env.precison=0.1,0.2"], "precision"),
         (["agent.discount=0.9,0.90"], "names 0.90 twice"),

@@ -3,13 +3,14 @@
 import dataclasses
 import os
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import toy_ript
 
+from pirl.agents.bc import BCConfig
 from pirl.agents.ript import RIPTConfig
 from pirl.models import Pi0, get_parameters, set_parameters
 from pirl.models.config import Pi0Config
@@ -27,6 +28,7 @@ class ToyAgent:
     weight: Any
     parameters: Any
     model: Pi0Config = field(metadata={"static": True})
+    config: ClassVar = BCConfig()
 
     def update(self, batch: Any, rng: Any) -> tuple["ToyAgent", dict[str, Any]]:
         def loss(weight: Any) -> Any:

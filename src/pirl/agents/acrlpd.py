@@ -178,7 +178,7 @@ class ACRLPDAgent:
     critics: LearnedCritics
     behavior: BehaviorExpert | None  # with actor_mode distill
     temperature: Temperature
-    threshold: Any  # float32: the advantage above which a chunk counts as good, with actor_mode condition
+    threshold: Any  # float32, with actor_mode condition: the advantage above which a chunk counts as good; else None
     config: ACRLPDConfig = field(metadata={"static": True})
     real_action_dim: int = field(metadata={"static": True})
 
@@ -205,7 +205,7 @@ class ACRLPDAgent:
             ),
             behavior=BehaviorExpert.create(learned) if config.actor_mode == "distill" else None,
             temperature=Temperature.create(config.temperature),
-            threshold=jnp.zeros(()),
+            threshold=jnp.zeros(()) if config.actor_mode == "condition" else None,
             config=config,
             real_action_dim=real,
         )
