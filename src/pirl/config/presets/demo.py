@@ -53,7 +53,7 @@ def demo() -> RLTrainConfig:
 
     Command: pirl train demo --exp-name demo/acrlpd --checkpoint runs/demo/bc
     Needs: one CPU core, ten minutes or more; a run of demo_bc to start from.
-    Should reach: not measured as it is; a prototype had 50 % offline where BC had 5 %.
+    Should reach: offline 58 % with the policy alone (one run, 800 demonstrations), where BC on successes had 14 %.
     """
     agent = ACRLPDConfig(
         horizon_length=5,
