@@ -39,7 +39,7 @@ setup-rendering:
 		$$as_root apt-get update --quiet && $$as_root apt-get install --quiet --yes $(GL); \
 	} || echo "To render without a screen, please install what your system calls: $(GL)" >&2
 
-demo: $(READY)  ## from pixels: collect data, train BC, train ACRLPD, compare: about ten minutes on two cores
+demo: $(READY)  ## from pixels: collect data, train BC, train ACRLPD, compare: a quarter of an hour or more on two cores
 	$(BIN)/pirl demo
 
 demo-ript: $(READY)  ## the same for RIPT: a weak policy improves by rollouts in the simulator

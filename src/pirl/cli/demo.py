@@ -17,7 +17,7 @@ from pirl.errors import UserError
 class Demo:
     """Collect demonstrations, train a small π₀ with behaviour cloning and then with RL, and compare them, with controls.
 
-    Takes about ten minutes on two cores. To continue an interrupted demo, run the same command again.
+    Takes a quarter of an hour or more on two cores. To continue an interrupted demo, run the same command again.
     """
 
     learner: Annotated[tyro.conf.Positional[Literal["acrlpd", "ript"]], tyro.conf.arg(metavar="[acrlpd|ript]")] = (
