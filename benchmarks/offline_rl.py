@@ -35,17 +35,20 @@ DATASETS = {
 }
 OBSERVATIONS = ("state", "pixels")
 PRESETS = {"state": ("demo_state_bc", "demo_state"), "pixels": ("demo_bc", "demo")}
-CLONES = ("bc", "bc_more", "bc_successes")
+CLONES = ("bc", "bc_more", "bc_successes", "bc_successes_more")
 CONTROLS = ("proposals", "random_choice", "blind_critic", "perfect_critic", "perfect_choice")
 POLICIES = (*CLONES, "acrlpd", "acrlpd_best_of_n", "condition", *CONTROLS)
 PIXELS_ONLY = ("condition", "blind_critic", "perfect_critic")
-# What is trained, by the policy that is measured; all but BC start from BC.
+# The run that each starts from, BC on successes if not said.
+STARTS = {"bc": None, "bc_more": "bc", "bc_successes": "bc"}
+# Updates of a clone: at the end of its path each policy but BC and BC on successes has made as many.
+CLONE_UPDATES = {"bc_more": 3_000, "bc_successes": 1_500, "bc_successes_more": 1_500}
+# What is trained, by the policy that is measured.
 RUNS = {"acrlpd_best_of_n": "acrlpd", "proposals": "acrlpd", "perfect_choice": "acrlpd"}
 SAMPLES = 8
 HELD_OUT = 0  # seed of the starts
 SEEN_STATES = 3  # dimensions of the state beside the cameras: the gripper's
-# Advantage conditioning: critics first, then the policy from the start, as many updates as ACRLPD makes to it.
-CONDITION = ("--agent.actor-mode", "condition", "--agent.bc-loss-weight", 0)
+CONDITION = ("--agent.actor-mode", "condition")
 
 Arguments = tuple[object, ...]
 
@@ -277,23 +280,21 @@ def train(cell: Cell, policy: str) -> float:
         cell.seed,
     )
     common += ("--debug",) if cell.quick else ()
+    start = STARTS.get(policy, "bc_successes")
+    if start is not None:
+        train(cell, start)
+        common += ("--checkpoint", cell.run(start), "--from-scratch", "false")
     control: Arguments = ()
-    if policy == "bc":
+    if policy in CLONES:
         arguments: Arguments = ("train", clone, *common)
+        if updates := CLONE_UPDATES.get(policy):  # at the pace of ACRLPD's policy
+            arguments += ("--agent.optimiser.peak-lr", "1e-3")
+            arguments += () if cell.quick else ("--steps", updates, "--agent.optimiser.decay-steps", updates)
+        arguments += ("--data.selection.success", "true") if "successes" in policy else ()
     else:
-        train(cell, "bc")
-        start: Arguments = ("--checkpoint", cell.run("bc"), "--from-scratch", "false")
-        if policy in CLONES:  # as many updates as ACRLPD makes to its policy, at the same pace
-            arguments = ("train", clone, *common, *start, "--agent.optimiser.peak-lr", "1e-3")
-            if not cell.quick:
-                arguments += ("--steps", 1_500, "--agent.optimiser.decay-steps", 1_500)
-            arguments += ("--data.selection.success", "true") if policy == "bc_successes" else ()
-        else:
-            arguments = ("train", learner, *common, *start, "--online.env-steps", 0)
-            control = (
-                ("--control", policy, "--states", cell.states) if policy in CONTROLS and policy not in RUNS else ()
-            )
-            arguments += CONDITION if policy == "condition" else ()
+        arguments = ("train", learner, *common, "--online.env-steps", 0)
+        arguments += CONDITION if policy == "condition" else ()
+        control = ("--control", policy, "--states", cell.states) if policy in CONTROLS and policy not in RUNS else ()
     resume = ("--resume",) if (run / "lock").exists() else ()
     seconds = pirl(*arguments, *resume, control=control)
     done.write_text(f"{seconds:.1f}\n")

@@ -18,6 +18,7 @@ POLICIES = {
     "bc": "BC",
     "bc_more": "BC, more updates",
     "bc_successes": "BC on successes",
+    "bc_successes_more": "BC on successes, more updates",
     "acrlpd": "ACRLPD, exported",
     "acrlpd_best_of_n": "ACRLPD, best of 8",
     "condition": "condition, exported",

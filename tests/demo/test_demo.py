@@ -91,16 +91,16 @@ def write_evaluation(config, key, successes, step):
 def measured(tmp_path):
     """A demo whose policies were measured: the baseline succeeds from the first 4 of 20 starts."""
     config = configure(ACRLPD, out=tmp_path / "demo", episodes=20)
-    steps = {"bc": 4000, "bc_more": 3000, "bc_successes": 3000}
+    steps = {"bc": 4000, "bc_more": 3000, "bc_successes": 1000, "bc_successes_more": 2000}
     for run, step in steps.items():
         save(config.run(run), step)
-    save(config.run("acrlpd"), 3100, {"step": 1, "online/env_steps": 70}, {"step": 3, "online/env_steps": 1234})
-    successes = {"bc": 4, "bc_more": 4, "bc_successes": 6, "acrlpd_offline": 12, "acrlpd": 18}
+    save(config.run("acrlpd"), 6100, {"step": 1, "online/env_steps": 70}, {"step": 3, "online/env_steps": 1234})
+    successes = {"bc": 4, "bc_more": 4, "bc_successes": 6, "bc_successes_more": 7, "acrlpd_offline": 12, "acrlpd": 18}
     for key, count in successes.items():
-        write_evaluation(config, key, range(count), {**steps, "acrlpd": 3100}.get(key, 3000))
+        write_evaluation(config, key, range(count), {**steps, "acrlpd": 6100}.get(key, 6000))
     during = config.run("acrlpd") / "evaluations"
     during.mkdir()
-    for step, found in ((500, range(3)), (3050, range(1, 20))):
+    for step, found in ((500, range(3)), (6050, range(1, 20))):
         (during / f"{step}.json").write_text(json.dumps(evaluation(found, step=step).to_json()))
     write_dataset(config.data, successes=3, failures=2)
     return config
@@ -129,6 +129,7 @@ def test_results_hold_rates_intervals_and_a_paired_comparison_with_the_baseline(
         "bc": 0.2,
         "bc_more": 0.2,
         "bc_successes": 0.3,
+        "bc_successes_more": 0.35,
         "acrlpd_offline": 0.6,
         "acrlpd": 0.9,
         "acrlpd_best_of_n": 0.95,
@@ -141,10 +142,11 @@ def test_results_hold_rates_intervals_and_a_paired_comparison_with_the_baseline(
     assert {key: result["updates"] for key, result in results.items() if key != "about"} == {
         "bc": 4000,
         "bc_more": 7000,
-        "bc_successes": 7000,
-        "acrlpd_offline": 4000 + (3000 - warmup) // every,
-        "acrlpd": 4000 + (3100 - warmup) // every,
-        "acrlpd_best_of_n": 4000 + (3050 - warmup) // every,
+        "bc_successes": 5000,
+        "bc_successes_more": 7000,
+        "acrlpd_offline": 5000 + (6000 - warmup) // every,
+        "acrlpd": 5000 + (6100 - warmup) // every,
+        "acrlpd_best_of_n": 5000 + (6050 - warmup) // every,
     }
     assert results["acrlpd"]["minutes"] == 3.0
     assert results["acrlpd"]["env_steps"] == 1234
@@ -221,7 +223,7 @@ def test_the_headline_claims_no_more_than_was_measured(measured):
     assert summarise(measured, make_results(measured, {})).endswith(
         "ACRLPD is better, and the 95 % intervals do not overlap."
     )
-    measured.evaluation("acrlpd").write_text(json.dumps(evaluation(range(1, 7), "/x/3100").to_json()))
+    measured.evaluation("acrlpd").write_text(json.dumps(evaluation(range(1, 7), "/x/6100").to_json()))
     assert "the pairwise difference is not significant" in summarise(measured, make_results(measured, {}))
     measured.evaluation("bc").write_text(json.dumps(evaluation(range(20), "/x/4000").to_json()))
     assert "ACRLPD is worse" in summarise(measured, make_results(measured, {}))

@@ -63,14 +63,17 @@ def test_acrlpd_and_its_controls_make_as_many_policy_updates(tmp_path, plan, qui
     total = extra.steps + online - online % extra.online.updates_per_scan
     warmup, every = extra.agent.critic_warmup_steps, extra.agent.actor_every
     turns = sum(step >= warmup and (step - warmup) % every == every - 1 for step in range(total))
-    for name in ("bc_more", "bc_successes"):
-        control = steps[f"train_{name}"].resolve()
-        assert control.steps == turns > 0
+    runs = {name: steps[f"train_{name}"].resolve() for name in ("bc_more", "bc_successes", "bc_successes_more")}
+    for name, control in runs.items():
         assert asdict(control.agent.optimiser) == asdict(extra.agent.policy_optimiser)
-        assert control.checkpoint == str(config.run("bc"))
-        assert control.data.selection.success is (True if name == "bc_successes" else None)
+        assert control.data.selection.success is (None if name == "bc_more" else True)
         assert control.batch_size == steps["train_bc"].resolve().batch_size == extra.batch_size
-    assert sum(name.startswith("eval_") for name in steps) == 5
+    # Each path begins with BC, and has as many updates in all.
+    assert runs["bc_more"].checkpoint == runs["bc_successes"].checkpoint == str(config.run("bc"))
+    assert runs["bc_successes_more"].checkpoint == extra.checkpoint == str(config.run("bc_successes"))
+    assert runs["bc_successes_more"].steps == turns > 0
+    assert runs["bc_more"].steps == runs["bc_successes"].steps + turns
+    assert sum(name.startswith("eval_") for name in steps) == 6
     assert is_measured_alike(config, steps)
     assert extra.evaluation.episodes == 20
 

@@ -7,7 +7,7 @@ from pirl.agents.acrlpd import ACRLPDConfig
 from pirl.demo.commands import Arguments, collect_demonstrations, evaluate, same_pace, train
 from pirl.demo.plan import Curves, DemoConfig, Plan, Policy
 from pirl.demo.progress import updates_made
-from pirl.demo.steps import Stages
+from pirl.demo.steps import Stages, Step
 from pirl.envs.experts import ExpertConfig
 from pirl.run_files import RunFiles
 
@@ -16,14 +16,31 @@ from pirl.run_files import RunFiles
 EXPERT = ExpertConfig(aim_bias=0.005, noise=0.9)
 
 
+# Updates of the clone of the successes, from which RL starts.
+CLONE_UPDATES = 1_500
+
+
 def make_stages(config: DemoConfig) -> Stages:
-    """Data and the baseline; then RL in one lane, the controls in the other; each is measured when it is there."""
-    rl, data, bc = config.rl, ("--data.repo-id", str(config.data)), ("--checkpoint", str(config.run("bc")))
+    """Data and both clones; then RL in one lane, the controls in the other; each is measured when it is there."""
+    rl, data = config.rl, ("--data.repo-id", str(config.data))
     assert isinstance(rl.agent, ACRLPDConfig)
-    last, control = updates(config), policy_updates(config)
+    last, cloned, control = updates(config), clone_updates(config), policy_updates(config)
     pace = same_pace(config, rl.agent.policy_optimiser)
-    more = (*bc, "--from-scratch", "false", "--steps", str(control), *pace, *data)
-    learning: Arguments = (*bc, *data)
+    successes = ("--data.selection.success", "true")
+
+    def clone(run: str, start: str, steps: int, title: str, arguments: Arguments = ()) -> Step:
+        where = ("--checkpoint", str(config.run(start)), "--from-scratch", "false", *data)
+        how = ("--steps", str(steps), *pace, *arguments)
+        return train(
+            config,
+            run,
+            config.plan.bc_preset,
+            title,
+            (*where, *how),
+            is_whole=lambda: updates_made(config.run(run)) >= steps,
+        )
+
+    learning: Arguments = ("--checkpoint", str(config.run("bc_successes")), *data)
     if config.episodes != rl.evaluation.episodes:
         learning += ("--evaluation.episodes", str(config.episodes))
     if config.quick:
@@ -40,6 +57,7 @@ def make_stages(config: DemoConfig) -> Stages:
                     data,
                     is_whole=lambda: updates_made(config.run("bc")) >= config.bc.steps,
                 ),
+                clone("bc_successes", "bc", cloned, "train BC on successes", successes),
             ),
         ),
         (
@@ -57,27 +75,21 @@ def make_stages(config: DemoConfig) -> Stages:
             ),
             (
                 evaluate(config, "bc"),
-                train(
-                    config,
-                    "bc_more",
-                    config.plan.bc_preset,
-                    "control: train BC for longer",
-                    more,
-                    is_whole=lambda: updates_made(config.run("bc_more")) >= control,
-                ),
-                evaluate(config, "bc_more"),
-                train(
-                    config,
-                    "bc_successes",
-                    config.plan.bc_preset,
-                    "control: train BC on successes",
-                    (*more, "--data.selection.success", "true"),
-                    is_whole=lambda: updates_made(config.run("bc_successes")) >= control,
-                ),
                 evaluate(config, "bc_successes"),
+                clone("bc_more", "bc", cloned + control, "control: train BC for longer"),
+                evaluate(config, "bc_more"),
+                clone(
+                    "bc_successes_more", "bc_successes", control, "control: train BC on successes for longer", successes
+                ),
+                evaluate(config, "bc_successes_more"),
             ),
         ),
     )
+
+
+def clone_updates(config: DemoConfig) -> int:
+    """Those that BC on successes makes after BC."""
+    return 2 if config.quick else CLONE_UPDATES
 
 
 def updates(config: DemoConfig) -> int:
@@ -97,9 +109,9 @@ def introduce(observation: str) -> str:
     """What stands over the comparison, of policies that see what is said."""
     return (
         f"{{policies}} policies that {observation}, evaluated on the same {{episodes}} held-out initial states. All were "
-        "trained on {demonstrations} demonstrations, of which {success} succeed. The controls make as many more policy "
-        "updates as ACRLPD (its last round of episodes may bring a few more) and show what these achieve without RL, on "
-        "all demonstrations or on the successful ones. Updates are those of the policy."
+        "trained on {demonstrations} demonstrations, of which {success} succeed. RL starts from BC on successes. The "
+        "controls with more updates make as many in all as ACRLPD (its last round of episodes may bring a "
+        "few more) and show what these achieve without RL. Updates are those of the policy."
     )
 
 
@@ -116,27 +128,33 @@ ACRLPD = Plan(
     policies=(
         Policy("bc", "BC", "behaviour cloning of all demonstrations", ("bc",)),
         Policy(
-            "bc_more", "BC, more updates", "control: as many more policy updates as ACRLPD makes", ("bc", "bc_more")
+            "bc_more", "BC, more updates", "control: as many policy updates in all as ACRLPD makes", ("bc", "bc_more")
         ),
         Policy(
             "bc_successes",
             "BC, successes only",
-            "control: as many more policy updates, on successful demonstrations only",
+            "BC, then cloning of successes only: where RL starts",
             ("bc", "bc_successes"),
+        ),
+        Policy(
+            "bc_successes_more",
+            "BC, successes only, more updates",
+            "control: the same for as many policy updates in all as ACRLPD makes",
+            ("bc", "bc_successes", "bc_successes_more"),
         ),
         Policy(
             "acrlpd_offline",
             "ACRLPD offline",
-            "RL from BC on the same demonstrations",
-            ("bc", "acrlpd"),
+            "RL on the same demonstrations",
+            ("bc", "bc_successes", "acrlpd"),
             is_halfway=True,
         ),
-        Policy("acrlpd", "ACRLPD", "the same, then also on its own episodes", ("bc", "acrlpd")),
+        Policy("acrlpd", "ACRLPD", "the same, then also on its own episodes", ("bc", "bc_successes", "acrlpd")),
         Policy(
             "acrlpd_best_of_n",
             "ACRLPD, best of N",
             "the learner itself: its critics choose the best of N samples",
-            ("bc", "acrlpd"),
+            ("bc", "bc_successes", "acrlpd"),
             is_best_of_n=True,
         ),
     ),

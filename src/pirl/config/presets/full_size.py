@@ -13,6 +13,6 @@ ACRLPD = ACRLPDConfig(
     aggregate="lower_bound",
     actor_mode="distill",
     critic=replace(TEN_CRITICS, loss="bce"),
-    bc_loss_weight=0.2,
-    critic_warmup_steps=1_000,
+    critic_guidance=0.05,
+    critic_warmup_steps=5_000,
 )
