@@ -4,7 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from pirl.agents.acrlpd import ACRLPDConfig
-from pirl.demo.commands import Arguments, collect_demonstrations, evaluate, same_pace, train
+from pirl.demo.commands import Arguments, collect_demonstrations, evaluate, train
 from pirl.demo.plan import Curves, DemoConfig, Plan, Policy
 from pirl.demo.progress import updates_made
 from pirl.demo.steps import Stages, Step
@@ -25,12 +25,13 @@ def make_stages(config: DemoConfig) -> Stages:
     rl, data = config.rl, ("--data.repo-id", str(config.data))
     assert isinstance(rl.agent, ACRLPDConfig)
     last, cloned, control = updates(config), clone_updates(config), policy_updates(config)
-    pace = same_pace(config, rl.agent.policy_optimiser)
     successes = ("--data.selection.success", "true")
 
     def clone(run: str, start: str, steps: int, title: str, arguments: Arguments = ()) -> Step:
         where = ("--checkpoint", str(config.run(start)), "--from-scratch", "false", *data)
-        how = ("--steps", str(steps), *pace, *arguments)
+        # Half of BC's pace, down to its last: they go on from there.
+        pace = ("--agent.optimiser.peak-lr", "1e-3", "--agent.optimiser.decay-steps", str(steps))
+        how = ("--steps", str(steps), *(() if config.quick else pace), *arguments)
         return train(
             config,
             run,
