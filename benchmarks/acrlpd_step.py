@@ -1,9 +1,9 @@
 """One ACRLPD update against a BC update of the same model on the same batch, and against ACRLPD written naively.
 
 All three in one process, in turns; medians over several rounds of the CPU time, all threads together, are compared.
-ACRLPD draws N = 4 chunks in 10 steps of the flow for the target and as many for the baseline, and learns critics, policy
-and the BC term. The naive side computes the same numbers (it is checked), but encodes the observation for every use:
-target, samples, critic, flow loss, BC term.
+ACRLPD is that of the full-size presets, all of its policy trained: N = 4 proposals in 10 steps of the flow, each guided
+by the critics' gradient; it learns critics, clone and policy. The naive side computes the same numbers (it is checked),
+but encodes the observation for every use: target, critics, clone, policy.
 
 The model is a π₀ shrunk in proportion. Three cameras of 224² and 48 prompt tokens make π₀'s 816 prefix tokens, a horizon
 of 50 its 51 suffix tokens. Widths are an eighth, depths a third, and attention is narrower still, so that a prefix token
@@ -30,11 +30,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pirl.agents import ACRLPDAgent, ACRLPDConfig, BCAgent, BCConfig
+from pirl.agents import ACRLPDAgent, BCAgent, BCConfig
 from pirl.agents.encoding import Encoded
+from pirl.config.presets.full_size import ACRLPD
 from pirl.data import ChunkBatch
 from pirl.models import ExpertConfig, Observation, Pi0Config, VisionConfig, create_model
-from pirl.models.critic import CriticConfig
 
 MODEL = Pi0Config(
     vision=VisionConfig(width=144, depth=9, mlp_dim=538, num_heads=4, patch_size=(14, 14)),
@@ -44,13 +44,12 @@ MODEL = Pi0Config(
     dtype="float32",
     tokenizer="tiny",
 )
-AGENT = ACRLPDConfig(
+AGENT = dataclasses.replace(
+    ACRLPD,
     horizon_length=20,
-    num_action_samples=4,
-    denoising_steps=10,
-    aggregate="subset_min",
-    bc_loss_weight=0.1,
-    critic=CriticConfig(num_critics=10, hidden_dims=(64,) * 4),
+    critic=dataclasses.replace(ACRLPD.critic, hidden_dims=(64,) * 4),
+    critic_warmup_steps=0,
+    freeze=(),
     augment=False,
 )
 REAL_ACTIONS = 14
@@ -75,9 +74,8 @@ class NaiveAgent(ACRLPDAgent):
         again = encoded_again(seen)
         return super()._actor_loss(again, self._shown_losses(again))
 
-    def _bc_loss(self, seen: Encoded, shown: Any) -> Any:
-        again = encoded_again(seen)
-        return super()._bc_loss(again, self._shown_losses(again))
+    def _behavior_loss(self, seen: Encoded) -> Any:
+        return super()._behavior_loss(encoded_again(seen))
 
 
 def encoded_again(seen: Encoded) -> Encoded:
@@ -178,7 +176,7 @@ def make_batch(size: int) -> ChunkBatch:
         next_observations=make_observation(random, size),
         actions=jnp.asarray(random.normal(size=(size, MODEL.action_horizon, MODEL.action_dim)), jnp.float32),
         valid=jnp.ones((size, MODEL.action_horizon), bool),
-        rewards=jnp.full((size, horizon), -1.0),
+        rewards=jnp.zeros((size, horizon)),
         terminals=jnp.zeros((size, horizon), bool),
         masks=jnp.ones((size, horizon), bool),
         next_terminal=jnp.zeros(size, bool),

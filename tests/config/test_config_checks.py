@@ -191,14 +191,20 @@ def test_a_dataset_that_does_not_fit_is_refused_by_what_it_declares(sound, datas
     assert str(dataset.root) in str(refused.value)
 
 
-@pytest.mark.parametrize("preset", ["debug", "demo_bc"])
-def test_the_metrics_that_may_decide_are_those_that_learners_compute(preset):
-    config = override_config(get_config(preset), {"model.preset": "tiny_state"})
+@pytest.mark.parametrize(
+    ("preset", "mode"),
+    [("demo_bc", None), ("debug", "awr"), ("debug", "distill"), ("debug", "condition"), ("debug", "bc")],
+)
+def test_the_metrics_that_may_decide_are_those_that_learners_compute(preset, mode):
+    config = override_config(get_config(preset), {"model.preset": "tiny_state", "model.max_token_len": 4})
     config = override_config(config, {"data.validation_fraction": 0.5, "validation_every": 1})
+    config = override_config(config, {"agent.actor_mode": mode} if mode else {})
     kind = {"debug": ACRLPDAgent, "demo_bc": BCAgent}[preset]
 
     state = {"image": {}, "image_mask": {}, "state": np.zeros((2, config.model.action_dim), np.float32)}
-    observation, no = Observation.from_dict(state, config.model), functools.partial(jnp.zeros, dtype=bool)
+    prompt = {"tokenized_prompt": np.zeros((2, 4), np.int32), "tokenized_prompt_mask": np.ones((2, 4), bool)}
+    observation, no = Observation.from_dict(state | prompt, config.model), functools.partial(jnp.zeros, dtype=bool)
+    indicated = (jnp.zeros((2, 2, 4), jnp.int32), no((2, 2, 4))) if mode == "condition" else None
 
     def metrics(rng):
         agent = kind.create(config.agent, create_model(config.model, rng), rng, real_action_dim=3)
@@ -214,6 +220,7 @@ def test_the_metrics_that_may_decide_are_those_that_learners_compute(preset):
             next_terminal=no(2),
             sequence_mask=no(2),
             success=no(2),
+            indicated=indicated,
         )
         return agent.update(batch, rng)[1], agent.validate(batch, rng)
 
