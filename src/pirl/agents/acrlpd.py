@@ -87,7 +87,7 @@ class ACRLPDConfig:
     """condition: weight of the indicator when acting; 0 ignores it, 1 follows it (a prompt is all that takes), above 1
     extrapolates."""
     temperature: TemperatureConfig = field(default_factory=TemperatureConfig)
-    """Temperature of the weights in actor_mode awr."""
+    """Temperature of the weights in actor_mode awr; it should be small against the spread of the advantages."""
     critic_weight: float = 1.0
     """Weight of the critic loss."""
     actor_weight: float = 1.0
@@ -277,24 +277,20 @@ class ACRLPDAgent:
             return loss, {"actor/loss": loss}
         if config.actor_mode == "condition":
             return self._conditioned_loss(seen)
-        # Not the EMA critics: they have yet to learn what the encoder has become, and misread it.
-        prefix, critics = jax.lax.stop_gradient(seen.prefix), self.critics.latest
-        if config.actor_mode == "distill":
-            assert seen.behavior is not None
-            chunks = self._propose(seen.behavior, prefix, seen.draw.noise)
-        else:
-            chunks = self._sample(seen.policy, prefix, seen.draw.noise)
+        if config.actor_mode == "awr":
+            advantages, baseline = self._advantages(seen)
+            loss = jnp.sum(self.temperature.weigh(advantages)[:, None] * shown) / steps
+            return loss, {"actor/loss": loss, "actor/advantage": advantages, "critic/state_value": baseline}
+        assert seen.behavior is not None
+        prefix = jax.lax.stop_gradient(seen.prefix)
+        chunks = self._propose(seen.behavior, prefix, seen.draw.noise)
         candidates = jnp.concatenate([batch.actions[:, None], chunks], axis=1)
-        values = jax.lax.stop_gradient(self._values(critics, prefix, candidates, seen.pair))
-        advantages = values[:, 0] - jnp.mean(values[:, 1:], axis=1)
+        values = jax.lax.stop_gradient(self._values(self.critics.latest, prefix, candidates, seen.pair))
         metrics = {
-            "actor/advantage": advantages,
+            "actor/advantage": values[:, 0] - jnp.mean(values[:, 1:], axis=1),
             "critic/sample_spread": jnp.mean(jnp.std(values[:, 1:], axis=1)),
             "critic/state_value": jnp.mean(values[:, 1:], axis=1),
         }
-        if config.actor_mode == "awr":
-            loss = jnp.sum(self.temperature.weigh(advantages)[:, None] * shown) / steps
-            return loss, {"actor/loss": loss, "actor/action_mse": self._action_error(chunks, seen), **metrics}
         # A chunk that the end of its episode cuts short is no proposal: its tail is padding.
         values = values.at[:, 0].set(jnp.where(jnp.all(batch.valid, axis=1), values[:, 0], -jnp.inf))
         best = jnp.argmax(values, axis=1)
@@ -308,16 +304,23 @@ class ACRLPDAgent:
             **metrics,
         }
 
+    def _advantages(self, seen: Encoded) -> tuple[Float[Array, " b"], Float[Array, " b"]]:
+        """By how much the chunks in the data are better than V or, where there is none, than samples of the policy;
+        and what they are compared with."""
+        # Not the EMA critics: where the encoder learns, they have yet to learn what it has become, and misread it.
+        prefix, critics = jax.lax.stop_gradient(seen.prefix), self.critics.latest
+        values = self._values(critics, prefix, seen.batch.actions[:, None], seen.pair)[:, 0]
+        if self.config.target == "expectile":
+            baseline = self._aggregate(self.ensemble.v_values(critics, prefix), seen.pair)
+        else:
+            chunks = self._sample(seen.policy, prefix, seen.draw.noise)
+            baseline = jnp.mean(self._values(critics, prefix, chunks, seen.pair), axis=1)
+        return jax.lax.stop_gradient(values - baseline), jax.lax.stop_gradient(baseline)
+
     def _conditioned_loss(self, seen: Encoded) -> tuple[Float[Array, ""], Metrics]:
         """Flow matching on the data under prompts that say which chunks are good; some keep the plain one."""
-        batch, draw, prefix = seen.batch, seen.draw, jax.lax.stop_gradient(seen.prefix)
-        values = self._values(self.critics.latest, prefix, batch.actions[:, None], seen.pair)[:, 0]
-        if self.config.target == "expectile":
-            baseline = self._aggregate(self.ensemble.v_values(self.critics.latest, prefix), seen.pair)
-        else:
-            chunks = self._sample(seen.policy, prefix, draw.noise)
-            baseline = jnp.mean(self._values(self.critics.latest, prefix, chunks, seen.pair), axis=1)
-        advantages = jax.lax.stop_gradient(values - baseline)
+        batch, draw = seen.batch, seen.draw
+        advantages, baseline = self._advantages(seen)
         positive, plain = advantages > self.threshold, draw.flow.observations
         as_is: Any = (plain.tokenized_prompt, plain.tokenized_prompt_mask)
         left_out = jax.vmap(lambda key: jax.random.bernoulli(jax.random.fold_in(key, 1), self.config.cond_dropout))(

@@ -13,7 +13,7 @@ _ACTOR_CRITIC = (
 )
 _ADVANTAGES = ("actor/advantage_p10", "actor/advantage_p50", "actor/advantage_p90", "critic/state_spread")
 _BY_MODE: dict[str, tuple[str, ...]] = {
-    "awr": (*_ADVANTAGES, "critic/sample_spread", "actor/ess", "actor/clip_fraction", "actor/temperature"),
+    "awr": (*_ADVANTAGES, "actor/ess", "actor/clip_fraction", "actor/temperature"),
     "distill": (*_ADVANTAGES, "critic/sample_spread", "actor/chosen_value", "actor/data_chosen", "behavior/loss"),
     "condition": (*_ADVANTAGES, "actor/positive", "actor/threshold"),
     "bc": (),

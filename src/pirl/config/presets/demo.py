@@ -6,6 +6,7 @@ from pirl.agents.acrlpd import ACRLPDConfig
 from pirl.agents.bc import BCConfig
 from pirl.agents.optimisers import OptimiserConfig
 from pirl.agents.ript import RIPTConfig
+from pirl.agents.temperature import TemperatureConfig
 from pirl.config.parts import (
     CheckpointConfig,
     DataConfig,
@@ -62,14 +63,14 @@ def demo() -> RLTrainConfig:
         denoising_steps=4,
         target="expectile",
         aggregate="lower_bound",
-        actor_mode="distill",
-        critic_guidance=0.05,
+        actor_mode="awr",
+        temperature=TemperatureConfig(beta=0.01, max_weight=20.0),
         critic=CriticConfig(num_critics=4, hidden_dims=(256, 256), loss="bce"),
         # Constant, since online the policy has to follow what the critics learn; its average is what counts.
         policy_optimiser=OptimiserConfig(peak_lr=5e-4, schedule="constant", warmup_steps=100, weight_decay=1e-4),
         policy_ema_decay=0.995,
         critic_optimiser=OptimiserConfig(
-            peak_lr=1e-3, warmup_steps=50, decay_steps=6_500, end_lr=5e-5, b2=0.999, weight_decay=0.0
+            peak_lr=1e-3, warmup_steps=50, decay_steps=9_500, end_lr=5e-5, b2=0.999, weight_decay=0.0
         ),
         # The policy waits until the critics know: what it learns from worse ones it does not unlearn in time.
         critic_warmup_steps=5_000,
@@ -85,10 +86,10 @@ def demo() -> RLTrainConfig:
         agent=agent,
         data=replace(base.data, selection=Selection(success_fraction=0.5)),
         online=OnlineConfig(env_steps=10_000, utd_ratio=0.2, updates_per_scan=8, episodes_per_round=32),
-        evaluation=EvaluationConfig(every=6_500, envs=64),
-        checkpoints=CheckpointConfig(every=500, keep_period=6_500),
+        evaluation=EvaluationConfig(every=9_500, envs=64),
+        checkpoints=CheckpointConfig(every=500, keep_period=9_500),
         from_scratch=False,
-        steps=6_500,
+        steps=9_500,
     )
 
 
