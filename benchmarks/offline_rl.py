@@ -2,8 +2,8 @@
 
 Four kinds of demonstrations in Tabletop (DATASETS), each seen by true state and by two cameras. Every policy is made by
 commands that a user could type, which are printed, and measured on the same 200 held-out starts. The controls say which
-link is weak: acting by the proposals that the exported policy is distilled from, proposals chosen at random, critics
-without cameras, critics that are told the true positions, and, instead of critics, a simulator that tries every chunk. A
+link is weak: chunks weighted by the advantages of others, critics without cameras, critics that are told the true
+positions, and, instead of critics, a simulator that tries every chunk. Two rows extract the policy in another way. A
 finished measurement is kept (--results) and not repeated, so the benchmark can be stopped at any time and continued, on
 another machine too; `--redo POLICY` forgets some. The last line is one JSON object.
 """
@@ -36,19 +36,23 @@ DATASETS = {
 OBSERVATIONS = ("state", "pixels")
 PRESETS = {"state": ("demo_state_bc", "demo_state"), "pixels": ("demo_bc", "demo")}
 CLONES = ("bc", "bc_more", "bc_successes", "bc_successes_more")
-CONTROLS = ("proposals", "random_choice", "blind_critic", "perfect_critic", "perfect_choice")
-POLICIES = (*CLONES, "acrlpd", "acrlpd_best_of_n", "condition", *CONTROLS)
+CONTROLS = ("random_weights", "blind_critic", "perfect_critic", "perfect_choice")
+# Other ways from the critics to the policy.
+OTHERS = {
+    "distill": ("--agent.actor-mode", "distill", "--agent.critic-guidance", 0.05),
+    "condition": ("--agent.actor-mode", "condition"),
+}
+POLICIES = (*CLONES, "acrlpd", "acrlpd_best_of_n", *OTHERS, *CONTROLS)
 PIXELS_ONLY = ("condition", "blind_critic", "perfect_critic")
 # The run that each starts from, BC on successes if not said.
 STARTS = {"bc": None, "bc_more": "bc", "bc_successes": "bc"}
 # Updates of a clone: at the end of its path each policy but BC and BC on successes has made as many.
-CLONE_UPDATES = {"bc_more": 3_000, "bc_successes": 1_500, "bc_successes_more": 1_500}
+CLONE_UPDATES = {"bc_more": 6_000, "bc_successes": 1_500, "bc_successes_more": 4_500}
 # What is trained, by the policy that is measured.
-RUNS = {"acrlpd_best_of_n": "acrlpd", "proposals": "acrlpd", "perfect_choice": "acrlpd"}
+RUNS = {"acrlpd_best_of_n": "acrlpd", "perfect_choice": "acrlpd"}
 SAMPLES = 8
 HELD_OUT = 0  # seed of the starts
 SEEN_STATES = 3  # dimensions of the state beside the cameras: the gripper's
-CONDITION = ("--agent.actor-mode", "condition")
 
 Arguments = tuple[object, ...]
 
@@ -232,8 +236,6 @@ def measure_cell(cell: Cell, policies: Sequence[str], board: Board, collecting: 
         seconds = train(cell, policy)
         if policy == "perfect_choice":
             lengths, episodes = choose_perfectly(cell)
-        elif policy == "proposals":
-            lengths, episodes = act_by_proposals(cell)
         else:
             lengths, episodes = evaluate(cell, policy)
         board.add(
@@ -293,7 +295,7 @@ def train(cell: Cell, policy: str) -> float:
         arguments += ("--data.selection.success", "true") if "successes" in policy else ()
     else:
         arguments = ("train", learner, *common, "--online.env-steps", 0)
-        arguments += CONDITION if policy == "condition" else ()
+        arguments += OTHERS.get(policy, ())
         control = ("--control", policy, "--states", cell.states) if policy in CONTROLS and policy not in RUNS else ()
     resume = ("--resume",) if (run / "lock").exists() else ()
     seconds = pirl(*arguments, *resume, control=control)
@@ -343,20 +345,14 @@ def train_control(control: str, states: Path, command: list[str]) -> int:
     from pirl.agents import acrlpd
     from pirl.cli.main import main as pirl_main
 
-    if control == "random_choice":
+    if control == "random_weights":
 
-        def propose(self: Any, behavior: Any, prefix: Any, noise: Any) -> Any:
-            unguided = dataclasses.replace(self.config, critic_guidance=0.0)
-            return original(dataclasses.replace(self, config=unguided), behavior, prefix, noise)
+        def advantages(self: Any, seen: Any) -> Any:
+            found, baseline = original(self, seen)
+            return jax.random.permutation(jax.random.fold_in(jax.random.key(0), self.step), found), baseline
 
-        def values(self: Any, critics: Any, prefix: Any, chunks: Any, pair: Any) -> Any:
-            found = judge(self, critics, prefix, chunks, pair)
-            if chunks.shape[1] == 1:  # what critics learn from is left alone
-                return found
-            return jax.random.uniform(jax.random.fold_in(jax.random.key(0), self.step), found.shape)
-
-        original, judge = acrlpd.ACRLPDAgent._propose, acrlpd.ACRLPDAgent._values
-        acrlpd.ACRLPDAgent._propose, acrlpd.ACRLPDAgent._values = propose, values  # type: ignore[method-assign]
+        original = acrlpd.ACRLPDAgent._advantages
+        acrlpd.ACRLPDAgent._advantages = advantages  # type: ignore[method-assign]
     elif control == "perfect_critic":
         tell_true_states(states)
     else:
@@ -394,40 +390,6 @@ def tell_true_states(states: Path) -> None:
         return embed(self, state.at[:, hidden].set(0.0), x_t, time)
 
     sampler.cut_chunks, Pi0.embed_suffix = cut_chunks, embed_suffix  # type: ignore[assignment,method-assign]
-
-
-def act_by_proposals(cell: Cell) -> tuple[list[int], int]:
-    """What the exported policy is distilled from, acting itself: the best of the clone's guided proposals. Steps of the
-    episodes that succeed, and the number of episodes."""
-    import jax
-
-    from pirl.agents.base import draw_noise
-    from pirl.envs.evaluation import evaluate as evaluate_planner
-    from pirl.envs.planner import ChunkPlanner
-    from pirl.envs.pools import open_pool
-    from pirl.envs.registry import EnvConfig
-    from pirl.envs.rollouts import make_starts
-    from pirl.training.loading import load_agent
-
-    agent, policy_io = load_agent(cell.run("acrlpd"))
-    learner: Any = agent
-    policy, model = learner.learned.build(), learner.learned.model
-    clone = learner.learned.build({**learner.learned.trainable, **learner.behavior.params})
-
-    @jax.jit
-    def act(observation: Any, keys: Any) -> Any:
-        shape = (learner.config.num_action_samples, model.action_horizon, model.action_dim)
-        prefix = policy.encode(observation)
-        chunks = learner._propose(clone, prefix, draw_noise(keys, observation.state.shape[0], shape))
-        return learner._best(learner.critics.latest, prefix, chunks, None)
-
-    episodes = 8 if cell.quick else 200
-    with open_pool(EnvConfig("tabletop", options={"observation": cell.observation}), episodes) as pool:
-        planner = ChunkPlanner(act, policy_io, batch_size=episodes)
-        starts = make_starts(pool.description, episodes, HELD_OUT)
-        results = evaluate_planner(pool, planner, starts, execute_steps=5, settings={}).results
-    jax.clear_caches()
-    return [result.length for result in results if result.success], len(results)
 
 
 def choose_perfectly(cell: Cell) -> tuple[list[int], int]:
