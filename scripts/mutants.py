@@ -77,6 +77,12 @@ MUTANTS = (
         "agents/test_acrlpd_condition.py::test_chunks_are_learned_under_the_sign_of_their_advantage",
     ),
     Mutant(
+        "agents/acrlpd.py",
+        "baseline = self._aggregate(self.ensemble.v_values(critics, prefix), seen.pair)",
+        "baseline = self._aggregate(self.ensemble.v_values(self.critics.target, prefix), seen.pair)",
+        "agents/test_acrlpd.py::test_awr_weighs_chunks_by_clipped_exponential_advantages",
+    ),
+    Mutant(
         "agents/ript.py",
         "return (count * above - np.sum(above)) / (count - 1)",
         "return above - np.sum(above) / (count - 1)",

@@ -22,12 +22,15 @@ ADAPTIVE = TemperatureConfig(beta=0.3, max_weight=1.2, adaptive=True, target_ess
 METRICS = {
     *("loss", "critic/loss", "critic/q_mean", "critic/q_min", "critic/q_max", "critic/q_spread", "critic/td_error"),
     *("critic/target", "actor/loss", "actor/advantage_p10", "actor/advantage_p50", "actor/advantage_p90"),
-    *("actor/ess", "actor/clip_fraction", "actor/temperature", "actor/action_mse", "bc/loss", "grad_norm/policy"),
+    *("actor/ess", "actor/clip_fraction", "actor/temperature", "bc/loss", "grad_norm/policy"),
     *("grad_norm/critic", "param_norm/policy", "param_norm/critic", "lr/policy", "lr/critic", "data/valid_chunks"),
     *("actor/moves", "actor/chosen_value", "actor/data_chosen", "behavior/loss"),
     *("critic/sample_spread", "critic/state_spread", "actor/positive", "actor/threshold"),
 }
-OTHER_MODES = {"actor/chosen_value", "actor/data_chosen", "behavior/loss", "actor/positive", "actor/threshold"}
+OTHER_MODES = {
+    *("actor/chosen_value", "actor/data_chosen", "behavior/loss", "critic/sample_spread"),
+    *("actor/positive", "actor/threshold"),
+}
 
 
 @pytest.fixture(autouse=True, scope="module")

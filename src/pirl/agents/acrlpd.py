@@ -41,7 +41,7 @@ from pirl.models.types import Array
 
 # What is not computed by an update that moves the critic alone.
 _ACTOR_METRICS = (
-    *("actor/loss", "bc/loss", "actor/ess", "actor/clip_fraction", "actor/temperature", "actor/action_mse"),
+    *("actor/loss", "bc/loss", "actor/ess", "actor/clip_fraction", "actor/temperature"),
     *("actor/advantage_p10", "actor/advantage_p50", "actor/advantage_p90", "actor/chosen_value", "actor/data_chosen"),
     *("critic/sample_spread", "critic/state_spread", "behavior/loss", "actor/positive", "actor/threshold"),
     *("grad_norm/policy", "param_norm/policy", "lr/policy"),
@@ -465,8 +465,11 @@ class ACRLPDAgent:
         metrics = self._summarise(self._loss(seen, self.critics.latest)[1])
         if "bc/loss" not in metrics:
             metrics |= self._bc_loss(seen, self._shown_losses(seen))[1]
-        if "actor/action_mse" not in metrics:
-            metrics["actor/action_mse"] = self._action_error(self._sample(seen.policy, seen.prefix, draw.noise), seen)
+        chunks = self._sample(seen.policy, seen.prefix, draw.noise)
+        metrics["actor/action_mse"] = self._action_error(chunks, seen)
+        if "critic/sample_spread" not in metrics:
+            values = self._values(self.critics.latest, seen.prefix, chunks, seen.pair)
+            metrics["critic/sample_spread"] = jnp.mean(jnp.std(values, axis=1))
         return metrics | self._knowledge(seen)
 
     def _knowledge(self, seen: Encoded) -> Metrics:

@@ -9,12 +9,13 @@ from pirl.errors import did_you_mean
 _POLICY = ("loss", "bc/loss")
 _ACTOR_CRITIC = (
     *("critic/loss", "critic/q_mean", "critic/q_min", "critic/q_max", "critic/q_spread", "critic/td_error"),
-    *("critic/target", "critic/pair_auc", "critic/outcome_auc", "actor/loss", "data/valid_chunks"),
+    *("critic/target", "critic/pair_auc", "critic/outcome_auc", "critic/sample_spread", "actor/loss"),
+    "data/valid_chunks",
 )
 _ADVANTAGES = ("actor/advantage_p10", "actor/advantage_p50", "actor/advantage_p90", "critic/state_spread")
 _BY_MODE: dict[str, tuple[str, ...]] = {
     "awr": (*_ADVANTAGES, "actor/ess", "actor/clip_fraction", "actor/temperature"),
-    "distill": (*_ADVANTAGES, "critic/sample_spread", "actor/chosen_value", "actor/data_chosen", "behavior/loss"),
+    "distill": (*_ADVANTAGES, "actor/chosen_value", "actor/data_chosen", "behavior/loss"),
     "condition": (*_ADVANTAGES, "actor/positive", "actor/threshold"),
     "bc": (),
 }
