@@ -289,7 +289,7 @@ def train(cell: Cell, policy: str) -> float:
     control: Arguments = ()
     if policy in CLONES:
         arguments: Arguments = ("train", clone, *common)
-        if updates := CLONE_UPDATES.get(policy):  # at the pace of ACRLPD's policy
+        if updates := CLONE_UPDATES.get(policy):  # at half of BC's pace
             arguments += ("--agent.optimiser.peak-lr", "1e-3")
             arguments += () if cell.quick else ("--steps", updates, "--agent.optimiser.decay-steps", updates)
         arguments += ("--data.selection.success", "true") if "successes" in policy else ()

@@ -94,7 +94,7 @@ def clone_updates(config: DemoConfig) -> int:
 
 
 def updates(config: DemoConfig) -> int:
-    """What ACRLPD makes after BC, of the critics at least; whole episodes may bring a few more."""
+    """What ACRLPD makes after the clones, of the critics at least; whole episodes may bring a few more."""
     online = config.rl.online
     scans = int(online.env_steps * online.utd_ratio) // online.updates_per_scan
     return config.rl.steps + scans * online.updates_per_scan
