@@ -47,7 +47,7 @@ PIXELS_ONLY = ("condition", "blind_critic", "perfect_critic")
 # The run that each starts from, BC on successes if not said.
 STARTS = {"bc": None, "bc_more": "bc", "bc_successes": "bc"}
 # Updates of a clone: at the end of its path each policy but BC and BC on successes has made as many.
-CLONE_UPDATES = {"bc_more": 6_000, "bc_successes": 1_500, "bc_successes_more": 4_500}
+CLONE_UPDATES = {"bc_more": 10_500, "bc_successes": 6_000, "bc_successes_more": 4_500}
 # What is trained, by the policy that is measured.
 RUNS = {"acrlpd_best_of_n": "acrlpd", "perfect_choice": "acrlpd"}
 SAMPLES = 8

@@ -17,7 +17,7 @@ EXPERT = ExpertConfig(aim_bias=0.005, noise=0.9)
 
 
 # Updates of the clone of the successes, from which RL starts.
-CLONE_UPDATES = 1_500
+CLONE_UPDATES = 6_000
 
 
 def make_stages(config: DemoConfig) -> Stages:
