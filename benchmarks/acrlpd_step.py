@@ -1,9 +1,9 @@
 """One ACRLPD update against a BC update of the same model on the same batch, and against ACRLPD written naively.
 
 All in one process, in turns; medians over several rounds of the CPU time, all threads together, are compared.
-ACRLPD is that of the full-size presets, and, as `distill`, with N = 4 proposals in 10 steps of the flow, each guided by
-the critics' gradient. The naive side computes the same numbers as the first (it is checked), but encodes the observation
-for every use: target, critics, policy.
+ACRLPD is that of the full-size presets; its naive side computes the same numbers (it is checked), but encodes the
+observation for every use: target, critics, policy. As `distill`, the learner takes N = 4 proposals of the start policy
+in 10 steps of the flow, with vision and language frozen.
 
 The model is a π₀ shrunk in proportion. Three cameras of 224² and 48 prompt tokens make π₀'s 816 prefix tokens, a horizon
 of 50 its 51 suffix tokens. Widths are an eighth, depths a third, and attention is narrower still, so that a prefix token
@@ -146,7 +146,10 @@ def make_agents() -> dict[str, Any]:
         "bc": BCAgent.create(BCConfig(augment=False, loss_over="real"), policy, key, real_action_dim=REAL_ACTIONS),
         "acrlpd": ACRLPDAgent.create(AGENT, policy, key, real_action_dim=REAL_ACTIONS),
         "distill": ACRLPDAgent.create(
-            dataclasses.replace(AGENT, actor_mode="distill"), policy, key, real_action_dim=REAL_ACTIONS
+            dataclasses.replace(AGENT, actor_mode="distill", freeze=("vision", "language")),
+            policy,
+            key,
+            real_action_dim=REAL_ACTIONS,
         ),
         "naive": NaiveAgent.create(AGENT, policy, key, real_action_dim=REAL_ACTIONS),
     }

@@ -39,7 +39,7 @@ CLONES = ("bc", "bc_more", "bc_successes", "bc_successes_more")
 CONTROLS = ("random_weights", "blind_critic", "perfect_critic", "perfect_choice")
 # Other ways from the critics to the policy.
 OTHERS = {
-    "distill": ("--agent.actor-mode", "distill", "--agent.critic-guidance", 0.05),
+    "awr": ("--agent.actor-mode", "awr"),
     "condition": ("--agent.actor-mode", "condition"),
 }
 POLICIES = (*CLONES, "acrlpd", "acrlpd_best_of_n", *OTHERS, *CONTROLS)
@@ -347,9 +347,10 @@ def train_control(control: str, states: Path, command: list[str]) -> int:
 
     if control == "random_weights":
 
-        def advantages(self: Any, seen: Any) -> Any:
-            found, baseline = original(self, seen)
-            return jax.random.permutation(jax.random.fold_in(jax.random.key(0), self.step), found), baseline
+        def advantages(self: Any, seen: Any, chunks: Any) -> Any:
+            found, baseline = original(self, seen, chunks)
+            order = jax.random.permutation(jax.random.fold_in(jax.random.key(0), self.step), found.size)
+            return found.reshape(-1)[order].reshape(found.shape), baseline
 
         original = acrlpd.ACRLPDAgent._advantages
         acrlpd.ACRLPDAgent._advantages = advantages  # type: ignore[method-assign]

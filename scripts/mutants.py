@@ -138,9 +138,9 @@ MUTANTS = (
     ),
     Mutant(
         "agents/acrlpd.py",
-        "chosen = jax.lax.stop_gradient(_take(candidates, best))",
-        "chosen = jax.lax.stop_gradient(_take(candidates, best - 1))",
-        "agents/test_acrlpd.py::test_distill_learns_the_chunk_that_the_critics_prefer_of_the_clone_s_proposals_and_the_data",
+        "seen.flow_losses(_take(candidates, best), ",
+        "seen.flow_losses(_take(candidates, best - 1), ",
+        "agents/test_acrlpd.py::test_distill_learns_what_the_critics_prefer_of_the_data_and_the_start_policy_s_samples",
     ),
     Mutant(
         "agents/acrlpd.py",

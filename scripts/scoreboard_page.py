@@ -21,7 +21,7 @@ POLICIES = {
     "bc_successes_more": "BC on successes, more updates",
     "acrlpd": "ACRLPD, exported",
     "acrlpd_best_of_n": "ACRLPD, best of 8",
-    "distill": "distill, exported",
+    "awr": "awr, exported",
     "condition": "condition, exported",
     "random_weights": "control: random weights",
     "blind_critic": "control: blind critics",

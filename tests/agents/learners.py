@@ -103,7 +103,7 @@ def acrlpd(seed: int = 0, policy: type[LinearPolicy] = LinearPolicy, **changes: 
             target=jitter(agent.critics.latest, 2),
             average=jitter(agent.critics.latest, 3),
         ),
-        behavior=agent.behavior and dataclasses.replace(agent.behavior, params=jitter(agent.behavior.params, 5)),
+        start_params=agent.start_params and jitter(agent.start_params, 5),
         learned=dataclasses.replace(
             agent.learned, average=None if agent.learned.average is None else jitter(agent.learned.average, 4)
         ),

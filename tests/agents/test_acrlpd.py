@@ -25,6 +25,8 @@ from pirl.agents.acrlpd import ACRLPDAgent, ACRLPDConfig
 from pirl.agents.temperature import TemperatureConfig, effective_sample_size
 from pirl.data.chunks import ChunkBatch
 from pirl.errors import ConfigError
+from pirl.models import create_model
+from pirl.models.config import get_model_config
 from pirl.models.critic import CriticConfig
 
 
@@ -219,69 +221,33 @@ def test_the_gradient_of_awr_takes_the_weights_as_given():
     assert_gradient(seen, seen.batch.actions, seen.weights()[:, None, None] * valid[..., None] / valid.sum())
 
 
-def proposals(seen: Revealed, guidance: float) -> np.ndarray:
-    """The behavior expert's chunks in two Euler steps, each prediction moved along the gradient of the mean value."""
-    params, config = seen.agent.behavior.params, seen.agent.config
-    eye_plan = (np.asarray(seen.prefix.features, np.float64) @ np.asarray(params["plan"])).reshape(-1, 1, STEPS, WIDTH)
-    x = np.asarray(seen.encoded.draw.noise, np.float64)
-
-    def gradient(chunks):
-        ensemble, critics = seen.agent.ensemble, seen.agent.critics.latest
-        total = jax.grad(lambda chunks: ensemble.q_values(critics, seen.prefix, chunks).mean(axis=0).sum())
-        out = np.asarray(total(jnp.asarray(chunks, jnp.float32)), np.float64)
-        assert np.all(out[:, :, H:] == 0)
-        assert np.all(out[..., REAL:] == 0)
-        return out
-
-    for time in (1.0, 0.5):
-        velocity = x @ np.asarray(params["mix"], np.float64) + eye_plan * (1 + time)
-        slope = gradient(x - time * velocity)
-        size = np.sqrt(np.square(slope).sum(axis=(2, 3), keepdims=True) / (H * REAL))
-        x = x - 0.5 * velocity + (1 - (time - 0.5)) * guidance * slope / size
-    assert config.denoising_steps == 2
-    return x
-
-
-@pytest.mark.parametrize("guidance", [0.0, 0.3])
-def test_distill_learns_the_chunk_that_the_critics_prefer_of_the_clone_s_proposals_and_the_data(guidance):
-    seen = Revealed(acrlpd(actor_mode="distill", critic_guidance=guidance), make_batch(24))
-    batch, rows = seen.batch, np.arange(len(seen.chunks))
-    candidates = np.concatenate([batch.actions[:, None], proposals(seen, guidance)], axis=1)
-    values = seen.aggregate(seen.values(seen.agent.critics.latest, seen.prefix, candidates))
+@pytest.mark.parametrize("target", ["best_of_n", "expectile"])
+def test_distill_learns_what_the_critics_prefer_of_the_data_and_the_start_policy_s_samples(target):
+    seen = Revealed(acrlpd(actor_mode="distill", target=target, temperature=SHARP), make_batch(24))
+    batch, rows, agent = seen.batch, np.arange(len(seen.chunks)), seen.agent
+    proposals = seen.sample(seen.prefix, seen.encoded.draw.noise, agent.start_params)
+    candidates = np.concatenate([batch.actions[:, None], proposals], axis=1)
+    values = seen.aggregate(seen.values(agent.critics.latest, seen.prefix, candidates))
     whole = batch.valid.all(axis=1)
-    advantages = values[:, 0] - values[:, 1:].mean(axis=1)
     best = np.where(whole[:, None] | (np.arange(4) > 0), values, -np.inf).argmax(axis=1)
     # Both are chosen, and a chunk that ends early would be if it could.
     assert set(best.tolist()) > {0}
     assert np.any((values.argmax(axis=1) == 0) & ~whole)
-    loss, metrics = seen.agent.compute_actor_loss(batch, KEY)
-    close(loss, seen.errors(candidates[rows, best])[0].mean(), rtol=1e-3)
+    baseline = seen.aggregate(seen.values(agent.critics.latest, seen.prefix, batch.actions[:, None]))[:, 0]
+    baseline = baseline - seen.advantages()
+    advantages = values[rows, best] - baseline
+    weights = np.minimum(np.exp(advantages / 0.3), 1.2)
+    assert 0 < np.mean(weights == 1.2) < 1
+    loss, metrics = agent.compute_actor_loss(batch, KEY)
+    close(loss, (weights[:, None] * seen.errors(candidates[rows, best])[0]).mean(), rtol=1e-3)
     close(metrics["actor/data_chosen"], np.mean(best == 0))
     close(metrics["actor/chosen_value"], values[rows, best].mean(), rtol=1e-3, atol=1e-4)
     close(metrics["actor/advantage_p50"], np.median(advantages), rtol=1e-3, atol=1e-4)
+    close(metrics["actor/clip_fraction"], np.mean(weights == 1.2))
     close(metrics["critic/sample_spread"], values[:, 1:].std(axis=1).mean(), rtol=1e-3, atol=1e-4)
-    close(metrics["critic/state_spread"], values[:, 1:].mean(axis=1).std(), rtol=1e-3, atol=1e-4)
-    # The chunk is given: nothing is learned through how it was found.
-    assert_gradient(seen, candidates[rows, best], 1 / (len(rows) * STEPS))
-
-
-def test_the_clone_of_distill_learns_the_data_and_nothing_else():
-    agent, batch = acrlpd(actor_mode="distill"), make_batch()
-    seen = Revealed(agent, batch)
-    as_policy = dataclasses.replace(seen.agent.learned, trainable=agent.learned.trainable | agent.behavior.params)
-    steps = batch.valid & batch.success[:, None]
-
-    def total(behavior):
-        encoded = agent._encode(batch, seen.encoded.draw, seen.encoded.totals, KEY, None, behavior)
-        return agent._loss(encoded, agent.critics.latest)
-
-    gradients, metrics = jax.grad(total, has_aux=True)(agent.behavior.params)
-    errors = Revealed(dataclasses.replace(agent, learned=as_policy), batch)
-    errors.prefix = seen.prefix  # it looks through the policy's eyes
-    close(metrics["behavior/loss"], errors.errors(batch.actions)[0][steps].mean())
-    _, residual, x_t, _ = errors.errors(batch.actions)
-    slope = 2 / REAL * residual * steps[..., None] / steps.sum()
-    close(gradients["mix"], np.einsum("bhi,bhj->ij", x_t, slope), rtol=1e-3, atol=1e-4)
+    close(metrics["critic/state_spread"], baseline.std(), rtol=1e-3, atol=1e-4)
+    # The chunk and its weight are given: nothing is learned through how they were found.
+    assert_gradient(seen, candidates[rows, best], weights[:, None, None] / (len(rows) * STEPS))
 
 
 def test_bc_is_done_on_successes_or_on_all():
@@ -303,8 +269,7 @@ def test_the_loss_is_the_weighted_sum_of_the_three(mode):
         compute(batch, KEY)[0]
         for compute in (agent.compute_critic_loss, agent.compute_actor_loss, agent.compute_bc_loss)
     )
-    cloning = metrics["behavior/loss"] if mode == "distill" else 0.0
-    close(total, 0.5 * critic + 2.0 * actor + 0.25 * bc + cloning, rtol=1e-6)
+    close(total, 0.5 * critic + 2.0 * actor + 0.25 * bc, rtol=1e-6)
     close(metrics["loss"], total)
 
 
@@ -427,7 +392,6 @@ def test_validation_is_of_the_averaged_policy(actor_mode):
         {"bc_loss_weight": -1.0},
         {"expectile": 1.0},
         {"pessimism": -1.0},
-        {"critic_guidance": -0.1},
     ],
 )
 def test_numbers_that_cannot_be_are_refused(wrong):
@@ -444,3 +408,11 @@ def test_temperatures_that_cannot_be_are_refused(wrong):
 def test_a_critic_cannot_look_further_than_the_policy_plans():
     with pytest.raises(ConfigError, match="horizon_length = 5 is more than the policy plans: 4"):
         ACRLPDAgent.create(ACRLPDConfig(horizon_length=5), linear_policy(), KEY)
+
+
+def test_distill_wants_the_start_policy_s_sight_frozen():
+    config, model = ACRLPDConfig(horizon_length=2, actor_mode="distill"), get_model_config("tiny_state")
+    with pytest.raises(ConfigError, match=r"freeze them \(--agent.freeze vision,language\)"):
+        jax.eval_shape(lambda rng: ACRLPDAgent.create(config, create_model(model, rng), rng), KEY)
+    frozen = dataclasses.replace(config, freeze=("vision", "language"))
+    jax.eval_shape(lambda rng: ACRLPDAgent.create(frozen, create_model(model, rng), rng), KEY)

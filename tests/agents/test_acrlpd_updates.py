@@ -24,11 +24,11 @@ METRICS = {
     *("critic/target", "actor/loss", "actor/advantage_p10", "actor/advantage_p50", "actor/advantage_p90"),
     *("actor/ess", "actor/clip_fraction", "actor/temperature", "bc/loss", "grad_norm/policy"),
     *("grad_norm/critic", "param_norm/policy", "param_norm/critic", "lr/policy", "lr/critic", "data/valid_chunks"),
-    *("actor/moves", "actor/chosen_value", "actor/data_chosen", "behavior/loss"),
+    *("actor/moves", "actor/chosen_value", "actor/data_chosen"),
     *("critic/sample_spread", "critic/state_spread", "actor/positive", "actor/threshold"),
 }
 OTHER_MODES = {
-    *("actor/chosen_value", "actor/data_chosen", "behavior/loss", "critic/sample_spread"),
+    *("actor/chosen_value", "actor/data_chosen", "critic/sample_spread"),
     *("actor/positive", "actor/threshold"),
 }
 
@@ -120,7 +120,7 @@ def test_the_policy_rests_while_the_critics_warm_up_and_between_its_turns():
         resting = same(new.learned, learner.learned)
         moves = {"grad_norm/policy", "param_norm/policy", "lr/policy"}
         spreads = {"critic/sample_spread", "critic/state_spread"}
-        actor = {name for name in METRICS if name.startswith(("actor/", "bc/", "behavior/"))} - {"actor/moves"} | moves
+        actor = {name for name in METRICS if name.startswith(("actor/", "bc/"))} - {"actor/moves"} | moves
         actor |= spreads
         absent = {name for name in METRICS if np.isnan(metrics[name])}
         assert absent == (actor if resting else actor - moves - {"actor/loss", "bc/loss"})

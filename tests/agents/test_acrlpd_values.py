@@ -6,6 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from learners import REAL, SPEECHLESS, STEPS, WIDTH, H, LinearPolicy, linear_policies, linear_policy, steady
 
 from pirl.agents.acrlpd import ACRLPDAgent, ACRLPDConfig
@@ -156,7 +157,8 @@ def test_critics_choose_as_a_table_does():
     np.testing.assert_allclose(ours, table, atol=0.1)
 
 
-def test_awr_moves_the_policy_to_the_better_arm():
+@pytest.mark.parametrize("mode", ["awr", "distill"])
+def test_the_policy_moves_to_the_better_arm(mode):
     """One step, two arms alike in the data; the right one is worth 1, the left one nothing."""
     count = 32
     arms = np.resize([1.0, -1.0], count).astype(np.float32)
@@ -176,6 +178,7 @@ def test_awr_moves_the_policy_to_the_better_arm():
         horizon_length=H,
         num_action_samples=4,
         denoising_steps=4,
+        actor_mode=mode,
         critic=CriticConfig(num_critics=2, hidden_dims=(16,)),
         temperature=TemperatureConfig(beta=0.2),
         policy_optimiser=steady(1e-2),

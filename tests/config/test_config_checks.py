@@ -199,6 +199,7 @@ def test_the_metrics_that_may_decide_are_those_that_learners_compute(preset, mod
     config = override_config(get_config(preset), {"model.preset": "tiny_state", "model.max_token_len": 4})
     config = override_config(config, {"data.validation_fraction": 0.5, "validation_every": 1})
     config = override_config(config, {"agent.actor_mode": mode} if mode else {})
+    config = override_config(config, {"agent.freeze": ["vision", "language"]} if mode == "distill" else {})
     kind = {"debug": ACRLPDAgent, "demo_bc": BCAgent}[preset]
 
     state = {"image": {}, "image_mask": {}, "state": np.zeros((2, config.model.action_dim), np.float32)}

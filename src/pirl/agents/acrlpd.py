@@ -2,11 +2,11 @@
 
 A critic ensemble estimates the value of chunks of H actions, reading the policy's own prefix. Its targets bootstrap H
 steps ahead, from an upper expectile of the values of chunks in the data, or from the best of N sampled chunks. The
-policy learns by flow matching towards chunks that the critics prefer: chunks in the data weighted by advantage (awr), or
-the best of N that a clone of the data proposes, steered by the critics' gradient (distill); or it learns all chunks in
-the data with the sign of their advantage in the prompt, and is asked for good ones (condition). An update encodes each
-observation once; the flow losses, the samples and the critics share the result. Only condition encodes a second time,
-under the prompt with the indicator, which critics must not see.
+policy learns by flow matching, weighted by advantage, towards chunks that the critics prefer: those in the data (awr), or
+the best of these and of N that the policy proposed at the start (distill); or it learns all chunks in the data with the
+sign of their advantage in the prompt, and is asked for good ones (condition). An update encodes each observation once;
+the flow losses, the samples and the critics share the result. Only condition encodes a second time, under the prompt
+with the indicator, which critics must not see.
 """
 
 import functools
@@ -22,11 +22,11 @@ from pirl.agents.critics import Aggregate, LearnedCritics, aggregate_values
 from pirl.agents.diagnostics import outcome_auc, pair_auc, pair_chunks, shuffle_images
 from pirl.agents.encoding import Draw, Encoded, Totals, draw_for, encode_batch
 from pirl.agents.learning import (
-    BehaviorExpert,
     LearnedPolicy,
     Parameters,
     accumulate_gradients,
     action_error,
+    matches_any,
     policy_counts,
 )
 from pirl.agents.optimisers import OptimiserConfig
@@ -43,7 +43,7 @@ from pirl.models.types import Array
 _ACTOR_METRICS = (
     *("actor/loss", "bc/loss", "actor/ess", "actor/clip_fraction", "actor/temperature"),
     *("actor/advantage_p10", "actor/advantage_p50", "actor/advantage_p90", "actor/chosen_value", "actor/data_chosen"),
-    *("critic/sample_spread", "critic/state_spread", "behavior/loss", "actor/positive", "actor/threshold"),
+    *("critic/sample_spread", "critic/state_spread", "actor/positive", "actor/threshold"),
     *("grad_norm/policy", "param_norm/policy", "lr/policy"),
 )
 
@@ -73,12 +73,9 @@ class ACRLPDConfig:
     expectile: float = 0.8
     """The expectile: 0.5 is the mean over the data, 1 the best in it."""
     actor_mode: Literal["awr", "distill", "condition", "bc"] = "awr"
-    """Train the policy on chunks in the data weighted by advantage (awr); on the best of N chunks proposed by a clone of
-    the data (see bc_on) and steered by the critics (distill); on all chunks, with the sign of the advantage in the prompt
-    (condition); or on all chunks equally (bc)."""
-    critic_guidance: float = 0.1
-    """distill: how far each denoising step of a proposal follows the critics' gradient, as the root mean square over the
-    action dimensions in normalised units (0: proposals are left as the clone makes them)."""
+    """Train the policy on chunks in the data weighted by advantage (awr); in each state on the best of that chunk and N
+    samples of the start policy, weighted too (distill, with vision and language frozen); on all chunks, with the sign of
+    the advantage in the prompt (condition); or on all chunks equally (bc)."""
     positive_fraction: float = 0.4
     """condition: share of the chunks whose advantage counts as positive; the threshold follows the critics."""
     cond_dropout: float = 0.3
@@ -87,7 +84,7 @@ class ACRLPDConfig:
     """condition: weight of the indicator when acting; 0 ignores it, 1 follows it (a prompt is all that takes), above 1
     extrapolates."""
     temperature: TemperatureConfig = field(default_factory=TemperatureConfig)
-    """Temperature of the weights in actor_mode awr; it should be small against the spread of the advantages."""
+    """Temperature of the weights in actor_mode awr and distill; small against the spread of the advantages."""
     critic_weight: float = 1.0
     """Weight of the critic loss."""
     actor_weight: float = 1.0
@@ -95,7 +92,7 @@ class ACRLPDConfig:
     bc_loss_weight: float = 0.0
     """Weight of an additional plain flow-matching loss."""
     bc_on: Literal["successes", "all"] = "successes"
-    """Episodes that the additional flow-matching loss uses, and that the clone of actor_mode distill is made of."""
+    """Episodes that the additional flow-matching loss uses."""
     critic: CriticConfig = field(default_factory=CriticConfig)
     """The critic ensemble."""
     critic_trains_encoder: bool = False
@@ -157,10 +154,8 @@ class ACRLPDConfig:
         for name in ("expectile", "positive_fraction"):
             if not 0 < getattr(self, name) < 1:
                 raise ConfigError(f"{name} should be between 0 and 1; it is {getattr(self, name)}.")
-        if min(self.pessimism, self.critic_guidance, self.guidance_weight) < 0 or not 0 <= self.cond_dropout < 1:
-            raise ConfigError(
-                "pessimism, critic_guidance and guidance_weight should not be negative, and cond_dropout in [0, 1)."
-            )
+        if min(self.pessimism, self.guidance_weight) < 0 or not 0 <= self.cond_dropout < 1:
+            raise ConfigError("pessimism and guidance_weight should not be negative, and cond_dropout in [0, 1).")
 
     @property
     def acting_guidance(self) -> float:
@@ -176,7 +171,7 @@ class ACRLPDAgent:
     step: Any  # int32; where the tree holds shapes or layouts in the place of arrays, one of these
     learned: LearnedPolicy
     critics: LearnedCritics
-    behavior: BehaviorExpert | None  # with actor_mode distill
+    start_params: Parameters | None  # with actor_mode distill: those of the policy that proposes
     temperature: Temperature
     threshold: Any  # float32, with actor_mode condition: the advantage above which a chunk counts as good; else None
     config: ACRLPDConfig = field(metadata={"static": True})
@@ -195,6 +190,12 @@ class ACRLPDAgent:
         if config.actor_mode == "condition" and not model.max_token_len:
             raise ConfigError("actor_mode = condition needs a prompt, but model.max_token_len = 0.")
         learned = LearnedPolicy.create(policy, config.policy_optimiser, config.policy_ema_decay, config.freeze)
+        sight_learns = any(matches_any(path, ("vision", "language")) for path in learned.trainable)
+        if config.actor_mode == "distill" and sight_learns:
+            raise ConfigError(
+                "actor_mode = distill samples from the start policy, which reads only what its own vision and language "
+                "see: freeze them (--agent.freeze vision,language), or take actor_mode = awr."
+            )
         real = real_action_dim or model.action_dim
         critics = _ensemble(config, model, real).create(rng)
         return cls(
@@ -203,7 +204,7 @@ class ACRLPDAgent:
             critics=LearnedCritics.create(
                 critics, config.critic_optimiser, config.target_update_rate, config.critic_ema_decay
             ),
-            behavior=BehaviorExpert.create(learned) if config.actor_mode == "distill" else None,
+            start_params=jax.tree.map(jnp.copy, learned.trainable) if config.actor_mode == "distill" else None,
             temperature=Temperature.create(config.temperature),
             threshold=jnp.zeros(()) if config.actor_mode == "condition" else None,
             config=config,
@@ -278,49 +279,51 @@ class ACRLPDAgent:
         if config.actor_mode == "condition":
             return self._conditioned_loss(seen)
         if config.actor_mode == "awr":
-            advantages, baseline = self._advantages(seen)
+            found, baseline = self._advantages(seen, batch.actions[:, None])
+            advantages = found[:, 0]
             loss = jnp.sum(self.temperature.weigh(advantages)[:, None] * shown) / steps
             return loss, {"actor/loss": loss, "actor/advantage": advantages, "critic/state_value": baseline}
-        assert seen.behavior is not None
+        assert self.start_params is not None
         prefix = jax.lax.stop_gradient(seen.prefix)
-        chunks = self._propose(seen.behavior, prefix, seen.draw.noise)
-        candidates = jnp.concatenate([batch.actions[:, None], chunks], axis=1)
-        values = jax.lax.stop_gradient(self._values(self.critics.latest, prefix, candidates, seen.pair))
-        metrics = {
-            "actor/advantage": values[:, 0] - jnp.mean(values[:, 1:], axis=1),
-            "critic/sample_spread": jnp.mean(jnp.std(values[:, 1:], axis=1)),
-            "critic/state_value": jnp.mean(values[:, 1:], axis=1),
-        }
-        # A chunk that the end of its episode cuts short is no proposal: its tail is padding.
-        values = values.at[:, 0].set(jnp.where(jnp.all(batch.valid, axis=1), values[:, 0], -jnp.inf))
-        best = jnp.argmax(values, axis=1)
-        chosen = jax.lax.stop_gradient(_take(candidates, best))
-        # All steps count: none of these chunks has the end of an episode in it.
-        loss = jnp.mean(seen.flow_losses(chosen, jnp.ones_like(batch.valid), self.real_action_dim))
+        proposals = self._sample(self.learned.build(self.start_params), prefix, seen.draw.noise)
+        candidates = jnp.concatenate([batch.actions[:, None], proposals], axis=1)
+        advantages, baseline = self._advantages(seen, candidates)
+        # A chunk that the end of its episode cuts short does not compete: its tail is padding.
+        whole = jnp.all(batch.valid, axis=1, keepdims=True)
+        advantages = jnp.concatenate([jnp.where(whole, advantages[:, :1], -jnp.inf), advantages[:, 1:]], axis=1)
+        best, most = jnp.argmax(advantages, axis=1), jnp.max(advantages, axis=1)
+        # All steps count: none of the chosen chunks has the end of an episode in it.
+        losses = seen.flow_losses(_take(candidates, best), jnp.ones_like(batch.valid), self.real_action_dim)
+        loss = jnp.mean(self.temperature.weigh(most)[:, None] * losses)
         return loss, {
             "actor/loss": loss,
-            "actor/chosen_value": jnp.mean(jnp.max(values, axis=1)),
+            "actor/advantage": most,
+            "actor/chosen_value": jnp.mean(most + baseline),
             "actor/data_chosen": jnp.mean(best == 0),
-            **metrics,
+            "critic/sample_spread": jnp.mean(jnp.std(advantages[:, 1:], axis=1)),
+            "critic/state_value": baseline,
         }
 
-    def _advantages(self, seen: Encoded) -> tuple[Float[Array, " b"], Float[Array, " b"]]:
-        """By how much the chunks in the data are better than V or, where there is none, than samples of the policy;
-        and what they are compared with."""
+    def _advantages(
+        self, seen: Encoded, chunks: Float[Array, "b n horizon action_dim"]
+    ) -> tuple[Float[Array, "b n"], Float[Array, " b"]]:
+        """By how much chunks are better than V or, where there is none, than samples of the policy; and what they are
+        compared with."""
         # Not the EMA critics: where the encoder learns, they have yet to learn what it has become, and misread it.
         prefix, critics = jax.lax.stop_gradient(seen.prefix), self.critics.latest
-        values = self._values(critics, prefix, seen.batch.actions[:, None], seen.pair)[:, 0]
+        values = self._values(critics, prefix, chunks, seen.pair)
         if self.config.target == "expectile":
             baseline = self._aggregate(self.ensemble.v_values(critics, prefix), seen.pair)
         else:
-            chunks = self._sample(seen.policy, prefix, seen.draw.noise)
-            baseline = jnp.mean(self._values(critics, prefix, chunks, seen.pair), axis=1)
-        return jax.lax.stop_gradient(values - baseline), jax.lax.stop_gradient(baseline)
+            samples = self._sample(seen.policy, prefix, seen.draw.noise)
+            baseline = jnp.mean(self._values(critics, prefix, samples, seen.pair), axis=1)
+        return jax.lax.stop_gradient(values - baseline[:, None]), jax.lax.stop_gradient(baseline)
 
     def _conditioned_loss(self, seen: Encoded) -> tuple[Float[Array, ""], Metrics]:
         """Flow matching on the data under prompts that say which chunks are good; some keep the plain one."""
         batch, draw = seen.batch, seen.draw
-        advantages, baseline = self._advantages(seen)
+        found, baseline = self._advantages(seen, batch.actions[:, None])
+        advantages = found[:, 0]
         positive, plain = advantages > self.threshold, draw.flow.observations
         as_is: Any = (plain.tokenized_prompt, plain.tokenized_prompt_mask)
         left_out = jax.vmap(lambda key: jax.random.bernoulli(jax.random.fold_in(key, 1), self.config.cond_dropout))(
@@ -339,36 +342,6 @@ class ACRLPDAgent:
             "actor/positive": jnp.mean(positive),
             "critic/state_value": baseline,
         }
-
-    def _propose(self, behavior: Pi0, prefix: Prefix, noise: Array) -> Float[Array, "b n horizon action_dim"]:
-        """Chunks of the behavior expert, each denoising step of which follows the critics' gradient a little."""
-        config = self.config
-        seen = jnp.zeros(noise.shape[-2:]).at[: config.horizon_length, : self.real_action_dim].set(1.0)
-        views = self.ensemble.look(self.critics.latest, prefix)
-
-        def total(chunks: Array) -> Array:
-            logits = self.ensemble.q_at(self.critics.latest, views, chunks)
-            # In logits where values are bounded: their gradient does not vanish near the bounds.
-            values = logits[..., 0] if config.critic.loss == "bce" else config.critic.values(logits)
-            return jnp.sum(self._aggregate(values, None))
-
-        def shift(chunks: Array) -> Array:
-            slope = jax.grad(total)(chunks) * seen
-            size = jnp.sqrt(jnp.sum(jnp.square(slope), axis=(2, 3), keepdims=True) / jnp.sum(seen))
-            return config.critic_guidance * slope / jnp.maximum(size, 1e-8)
-
-        policy = jax.lax.stop_gradient(behavior)
-        guided = shift if config.critic_guidance else None
-        return jax.lax.stop_gradient(policy.sample(prefix, noise=noise, num_steps=config.denoising_steps, shift=guided))
-
-    def _behavior_loss(self, seen: Encoded) -> tuple[Float[Array, ""], Metrics]:
-        """Plain flow matching of the behavior expert on chunks of the data, by default on those of successes."""
-        assert seen.behavior is not None
-        shown = replace(seen, policy=seen.behavior).flow_losses(
-            seen.batch.actions, seen.batch.valid, self.real_action_dim
-        )
-        loss, metrics = self._bc_loss(seen, shown)
-        return loss, {"behavior/loss": metrics["bc/loss"]}
 
     def _bc_loss(self, seen: Encoded, shown: Float[Array, "b chunk"]) -> tuple[Float[Array, ""], Metrics]:
         """Plain flow matching on chunks of the data, by default on those of successful episodes."""
@@ -390,9 +363,6 @@ class ACRLPDAgent:
         actor_loss, actor_metrics = self._actor_loss(seen, shown)
         bc_loss, bc_metrics = self._bc_loss(seen, shown) if config.bc_loss_weight else (0.0, {})
         loss = config.critic_weight * critic_loss + config.actor_weight * actor_loss + config.bc_loss_weight * bc_loss
-        if seen.behavior is not None:
-            behavior_loss, behavior_metrics = self._behavior_loss(seen)
-            loss, actor_metrics = loss + behavior_loss, actor_metrics | behavior_metrics
         return loss, {"loss": loss, **critic_metrics, **actor_metrics, **bc_metrics}
 
     def _summarise(self, metrics: Metrics) -> Metrics:
@@ -408,7 +378,7 @@ class ACRLPDAgent:
             p10, p50, p90 = jnp.quantile(advantages, jnp.array([0.1, 0.5, 0.9]))
             summary |= {"actor/advantage_p10": p10, "actor/advantage_p50": p50, "actor/advantage_p90": p90}
             summary["critic/state_spread"] = jnp.std(summary.pop("critic/state_value"))
-            if self.config.actor_mode == "awr":
+            if self.config.actor_mode in ("awr", "distill"):
                 summary |= self.temperature.describe(advantages)
             if self.config.actor_mode == "condition":
                 summary["actor/threshold"] = jnp.quantile(advantages, 1 - self.config.positive_fraction)
@@ -432,28 +402,25 @@ class ACRLPDAgent:
         draw, totals = self._draw(batch, rng, config.augment), self._totals(batch).divided(parts)
 
         def loss(parameters: Any, data: Any) -> tuple[Float[Array, ""], Metrics]:
-            (policy, behavior, critics), (part, chance) = parameters, data
-            seen = self._encode(part, chance, totals, rng, policy, behavior)
+            (policy, critics), (part, chance) = parameters, data
+            seen = self._encode(part, chance, totals, rng, policy)
             if policy is not None:
                 return self._loss(seen, critics)
             value, metrics = self._critic_loss(seen, critics)
             return config.critic_weight * value, metrics | {"loss": config.critic_weight * value}
 
-        behavior = None if self.behavior is None else self.behavior.params
-        policies = (self.learned.trainable, behavior) if actor_moves else (None, None)
-        gradients, metrics = accumulate_gradients(loss, (*policies, self.critics.latest), (batch, draw), parts)
-        policy_gradients, behavior_gradients, critic_gradients = gradients
+        policy = self.learned.trainable if actor_moves else None
+        gradients, metrics = accumulate_gradients(loss, (policy, self.critics.latest), (batch, draw), parts)
+        policy_gradients, critic_gradients = gradients
         metrics = self._summarise(metrics)
         critics, critic_norms = self.critics.apply(critic_gradients)
         agent, metrics = replace(self, step=self.step + 1, critics=critics), metrics | critic_norms
         if actor_moves:
             learned, policy_norms = self.learned.apply(policy_gradients)
             agent, metrics = replace(agent, learned=learned), metrics | policy_norms
-            if self.behavior is not None:
-                agent = replace(agent, behavior=self.behavior.apply(behavior_gradients))
             if config.actor_mode == "condition":
                 agent = replace(agent, threshold=0.95 * self.threshold + 0.05 * metrics["actor/threshold"])
-            if config.temperature.adaptive and config.actor_mode == "awr":
+            if config.temperature.adaptive and config.actor_mode in ("awr", "distill"):
                 agent = replace(agent, temperature=self.temperature.move(metrics["actor/ess"]))
         absent = {name: jnp.float32(jnp.nan) for name in _ACTOR_METRICS}
         return agent, absent | {"actor/moves": jnp.float32(actor_moves)} | metrics
@@ -576,17 +543,11 @@ class ACRLPDAgent:
         totals: Totals,
         rng: PRNGKeyArray,
         parameters: Parameters | None,
-        behavior: Parameters | None = None,
         *,
         dropout: bool = True,
     ) -> Encoded:
         policy, count = self.learned.build(parameters), self.config.critic.num_critics
-        seen = encode_batch(batch, draw, totals, policy, count, rng, dropout=dropout)
-        if self.behavior is None:
-            return seen
-        trainable = self.learned.trainable if parameters is None else parameters
-        behavior = self.behavior.params if behavior is None else behavior
-        return replace(seen, behavior=self.learned.build({**trainable, **behavior}))
+        return encode_batch(batch, draw, totals, policy, count, rng, dropout=dropout)
 
     def _draw(self, batch: ChunkBatch, rng: PRNGKeyArray, augment: bool) -> Draw:
         config = self.config

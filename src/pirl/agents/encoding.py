@@ -78,7 +78,6 @@ class Encoded:
     next_prefix: Prefix
     pair: Int[Array, " 2"]  # the critics of subset_min in this update
     drops_units: bool
-    behavior: Pi0 | None = None  # the behavior expert on the same prefix
 
     def flow_losses(
         self, actions: Float[Array, "b horizon action_dim"], valid: Bool[Array, "b horizon"], real_action_dim: int

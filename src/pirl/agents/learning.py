@@ -97,35 +97,6 @@ class LearnedPolicy:
         return replace(self, trainable=trainable, average=average, moments=moments), metrics
 
 
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True)
-class BehaviorExpert:
-    """A second action expert on the policy's prefix, which goes on cloning the data while the policy leaves it behind."""
-
-    params: Parameters
-    opt_state: Any
-    optimiser: OptimiserConfig = field(metadata={"static": True})
-
-    @classmethod
-    def create(cls, learned: LearnedPolicy) -> "BehaviorExpert":
-        """A copy of what the policy trains of its action expert."""
-        params = {
-            path: jnp.copy(leaf)
-            for path, leaf in learned.trainable.items()
-            if not matches_any(path, tuple(FREEZABLE.values()))
-        }
-        if not params:
-            raise ConfigError(
-                "actor_mode = distill trains the action expert, and freeze leaves nothing of it to train."
-            )
-        return cls(params, learned.optimiser.make().init(params), learned.optimiser)
-
-    def apply(self, gradients: Parameters) -> "BehaviorExpert":
-        """One step of the optimiser."""
-        params, opt_state, _ = self.optimiser.step(gradients, self.opt_state, self.params)
-        return replace(self, params=params, opt_state=opt_state)
-
-
 def check_freeze(freeze: tuple[str, ...], paths: list[str]) -> None:
     """Raise where an entry of `freeze` is no regular expression, or matches nothing: most likely a slip of the pen."""
     for pattern in freeze:

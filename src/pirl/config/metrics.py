@@ -15,7 +15,10 @@ _ACTOR_CRITIC = (
 _ADVANTAGES = ("actor/advantage_p10", "actor/advantage_p50", "actor/advantage_p90", "critic/state_spread")
 _BY_MODE: dict[str, tuple[str, ...]] = {
     "awr": (*_ADVANTAGES, "actor/ess", "actor/clip_fraction", "actor/temperature"),
-    "distill": (*_ADVANTAGES, "actor/chosen_value", "actor/data_chosen", "behavior/loss"),
+    "distill": (
+        *(*_ADVANTAGES, "actor/ess", "actor/clip_fraction", "actor/temperature"),
+        *("actor/chosen_value", "actor/data_chosen"),
+    ),
     "condition": (*_ADVANTAGES, "actor/positive", "actor/threshold"),
     "bc": (),
 }

@@ -1,6 +1,5 @@
 """The π₀ / π₀.₅ policy and its three verbs: `encode` an observation, take the `flow_loss`, `sample` action chunks."""
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal
@@ -154,7 +153,6 @@ class Pi0(nnx.Module):
         guide: Prefix | None = None,
         guidance: float = 1.0,
         solver: Solver = "euler",
-        shift: Callable[[Float[Array, "b n horizon action_dim"]], Float[Array, "b n horizon action_dim"]] | None = None,
     ) -> Float[Array, "b n horizon action_dim"]:
         """Draw `n` chunks per observation by integrating the flow, which is evaluated `num_steps` times.
 
@@ -162,7 +160,7 @@ class Pi0(nnx.Module):
         where that is narrow; the midpoint method, at the same cost, hardly any.
         The starting noise is drawn from `rng` unless given. Differentiable in reverse mode. A `guide` is the same
         observation under another prompt: the flow goes from that of `prefix` towards, and with a `guidance` above 1
-        beyond, that of the guide. `shift` says by how much to move the chunk that each step predicts (Euler only).
+        beyond, that of the guide.
         """
         if noise is None:
             if rng is None:
@@ -176,8 +174,6 @@ class Pi0(nnx.Module):
             raise ValueError(f"num_steps = {num_steps}: sampling takes at least one step.")
         if solver == "midpoint" and num_steps % 2:
             raise ValueError(f"num_steps = {num_steps}: the midpoint method evaluates the flow twice in each step.")
-        if shift is not None and solver != "euler":
-            raise ValueError("shift works with the Euler method only.")
         length = num_steps if solver == "euler" else num_steps // 2
         step = -1.0 / length
 
@@ -194,10 +190,7 @@ class Pi0(nnx.Module):
             if solver == "midpoint":
                 velocity = flow(x_t + step / 2 * velocity, time + step / 2)
             # Time is accumulated, not multiplied out: the embedding is sensitive enough to tell the difference.
-            moved = x_t + step * velocity
-            if shift is not None:  # the prediction's share in the next x_t is 1 - its time
-                moved = moved + (1 - (time + step)) * shift(x_t - time * velocity)
-            return (moved, time + step), None
+            return (x_t + step * velocity, time + step), None
 
         (actions, _), _ = jax.lax.scan(move, (noise, jnp.float32(1.0)), length=length)
         return actions

@@ -17,7 +17,7 @@ _KINDS = {
     "frozen": "frozen parameters",
     "average": "EMA",
     "optimiser": "optimiser",
-    "behavior expert": "behavior expert and its optimiser",
+    "start policy": "start policy, which proposes chunks",
     "critics": "critics, target critics and optimiser",
 }
 _NEAR = 4

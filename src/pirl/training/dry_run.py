@@ -35,7 +35,7 @@ _KINDS = {
     "learned/frozen": "frozen",
     "learned/average": "average",
     "learned/moments": "optimiser",
-    "behavior": "behavior expert",
+    "start_params": "start policy",
     "step": "optimiser",
 }
 _TIMED_UPDATES = 3

@@ -59,11 +59,12 @@ def demo() -> RLTrainConfig:
     agent = ACRLPDConfig(
         horizon_length=5,
         discount=0.98,
-        num_action_samples=8,
+        num_action_samples=4,
+        num_acting_samples=8,
         denoising_steps=4,
         target="expectile",
         aggregate="lower_bound",
-        actor_mode="awr",
+        actor_mode="distill",
         temperature=TemperatureConfig(beta=0.01, max_weight=20.0),
         critic=CriticConfig(num_critics=4, hidden_dims=(256, 256), loss="bce"),
         # Constant, since online the policy has to follow what the critics learn; its average is what counts.
@@ -75,7 +76,7 @@ def demo() -> RLTrainConfig:
         # The policy waits until the critics know: what it learns from worse ones it does not unlearn in time.
         critic_warmup_steps=5_000,
         target_update_rate=0.01,
-        # What critics see stays as the clone has learned to see it.
+        # What critics see, and the start policy, which proposes chunks, stays as the clone has learned to see it.
         freeze=("vision", "language"),
         augment=False,
     )
@@ -127,7 +128,7 @@ def demo_state() -> RLTrainConfig:
         pixels,
         name="demo_state",
         model=base.model,
-        agent=replace(pixels.agent, freeze=()),
+        agent=pixels.agent,
         data=replace(pixels.data, repo_id=base.data.repo_id, robot=base.data.robot),
         env=base.env,
     )
