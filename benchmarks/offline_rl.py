@@ -23,12 +23,15 @@ from typing import Any
 
 import numpy as np
 
+from pirl.agents.acrlpd import ACRLPDConfig
+from pirl.config.presets import get_config
+from pirl.demo.acrlpd_plan import CLONE_UPDATES, EXPERT
 from pirl.envs.experts import ExpertConfig
 from pirl.envs.intervals import wilson
 from pirl.report.evaluations import newest_evaluation, read_evaluation
 
 DATASETS = {
-    "noisy": ExpertConfig(aim_bias=0.005, noise=0.9),  # good intentions, a trembling hand
+    "noisy": EXPERT,  # the demo's: good intentions, a trembling hand
     "mixed": ExpertConfig(aim_bias=0.025, noise=0.2, delay=5, give_up=0.1, flawed=0.7),  # good or bad as a whole
     "off": ExpertConfig(aim_bias=0.04, noise=0.2),  # all aim beside the target; few succeed
     "slow": ExpertConfig(noise=0.3, delay=15, detour=20),  # all succeed, late: steps to success count
@@ -47,7 +50,14 @@ PIXELS_ONLY = ("condition", "blind_critic", "perfect_critic")
 # The run that each starts from, BC on successes if not said.
 STARTS = {"bc": None, "bc_more": "bc", "bc_successes": "bc"}
 # Updates of a clone: at the end of its path each policy but BC and BC on successes has made as many.
-CLONE_UPDATES = {"bc_more": 10_500, "bc_successes": 6_000, "bc_successes_more": 4_500}
+LEARNER = get_config("demo")
+assert isinstance(LEARNER.agent, ACRLPDConfig)
+POLICY_UPDATES = LEARNER.agent.policy_updates(LEARNER.steps)
+UPDATES = {
+    "bc_more": CLONE_UPDATES + POLICY_UPDATES,
+    "bc_successes": CLONE_UPDATES,
+    "bc_successes_more": POLICY_UPDATES,
+}
 # What is trained, by the policy that is measured.
 RUNS = {"acrlpd_best_of_n": "acrlpd", "perfect_choice": "acrlpd"}
 SAMPLES = 8
@@ -289,7 +299,7 @@ def train(cell: Cell, policy: str) -> float:
     control: Arguments = ()
     if policy in CLONES:
         arguments: Arguments = ("train", clone, *common)
-        if updates := CLONE_UPDATES.get(policy):  # at half of BC's pace
+        if updates := UPDATES.get(policy):  # at half of BC's pace
             arguments += ("--agent.optimiser.peak-lr", "1e-3")
             arguments += () if cell.quick else ("--steps", updates, "--agent.optimiser.decay-steps", updates)
         arguments += ("--data.selection.success", "true") if "successes" in policy else ()

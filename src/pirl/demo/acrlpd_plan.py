@@ -14,9 +14,7 @@ from pirl.run_files import RunFiles
 # Demonstrations of mixed quality: good intentions and a trembling hand, so that good and bad moves stand side by side in
 # every episode, in those that succeed as well.
 EXPERT = ExpertConfig(aim_bias=0.005, noise=0.9)
-
-
-# Updates of the clone of the successes, from which RL starts.
+# Updates of the clone of the successes, from which RL starts: so many until it sees well enough for critics.
 CLONE_UPDATES = 6_000
 
 
