@@ -295,7 +295,7 @@ def train(cell: Cell, policy: str) -> float:
     start = STARTS.get(policy, "bc_successes")
     if start is not None:
         train(cell, start)
-        common += ("--checkpoint", cell.run(start), "--from-scratch", "false")
+        common += ("--checkpoint", cell.run(start), "--from-scratch", "false", "--data.norm-stats", "checkpoint")
     control: Arguments = ()
     if policy in CLONES:
         arguments: Arguments = ("train", clone, *common)

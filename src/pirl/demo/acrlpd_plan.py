@@ -26,7 +26,15 @@ def make_stages(config: DemoConfig) -> Stages:
     successes = ("--data.selection.success", "true")
 
     def clone(run: str, start: str, steps: int, title: str, arguments: Arguments = ()) -> Step:
-        where = ("--checkpoint", str(config.run(start)), "--from-scratch", "false", *data)
+        where = (
+            "--checkpoint",
+            str(config.run(start)),
+            "--from-scratch",
+            "false",
+            "--data.norm-stats",
+            "checkpoint",
+            *data,
+        )
         # Half of BC's pace, down to its last: they go on from there.
         pace = ("--agent.optimiser.peak-lr", "1e-3", "--agent.optimiser.decay-steps", str(steps))
         how = ("--steps", str(steps), *(() if config.quick else pace), *arguments)
