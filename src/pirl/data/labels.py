@@ -102,15 +102,15 @@ def read_csv(file: Path) -> dict[int, Label]:
     return labels
 
 
-def parse_episodes(text: str, largest: int) -> list[int]:
+def parse_episodes(text: str, largest: int | None = None) -> list[int]:
     """Episode numbers, none above `largest`, from a list of numbers and ranges such as `0,3,7-12`."""
     episodes: list[int] = []
-    for part in filter(None, (part.strip() for part in text.split(","))):
+    for part in filter(None, re.split(r"[\s,]+", re.sub(r"\s*-\s*", "-", text))):
         found = _EPISODES.fullmatch(part)
         first, last = (int(found[1]), int(found[2] or found[1])) if found else (0, -1)
         if last < first:
             raise DataError(f"{part!r} is neither an episode number nor a range such as 7-12.")
-        if last > largest:
+        if largest is not None and last > largest:
             raise DataError(f"there is no episode {last} (in {part!r}); the last one is {largest}.")
         if last - first >= _MOST_EPISODES:
             raise DataError(f"{part!r} names more than {_MOST_EPISODES:,} episodes: give a shorter range.")

@@ -1,9 +1,10 @@
 """A LeRobot dataset, read-only: rows by episode and frame, columns as arrays, camera frames in order."""
 
 import logging
+import math
 import os
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -29,18 +30,39 @@ from pirl.data.problems import BrokenDatasetError, Problem
 from pirl.errors import DataError
 
 logger = logging.getLogger(__name__)
+_MOST_UNDECLARED = 10_000  # values per frame of a column that info.json does not declare
 
 
 class Dataset:
-    """One dataset. Rows are in the order of episode and frame; an episode is named by its position, 0 … E-1."""
+    """One dataset. Rows are in the order of episode and frame; an episode is named by its position, 0 … E-1.
 
-    def __init__(self, root: Path, name: str, info: Info, listing: Listing, rows: Rows):
+    `whole` are the rows of all its episodes, where `rows` are only those of some.
+    """
+
+    def __init__(self, root: Path, name: str, info: Info, listing: Listing, rows: Rows, whole: Rows | None = None):
         self.root, self.name, self.info, self.listing, self.rows = root, name, info, listing, rows
+        self.whole = rows if whole is None else whole
         self.problems = [*listing.problems, *rows.problems]
         self._columns: dict[str, np.ndarray] = {}
         self._segments: dict[str, tuple[list[Segment | None], list[Problem]]] = {}
         self._cells = CellReader()
         self._lock = threading.Lock()
+
+    def select(self, numbers: Collection[int]) -> "Dataset":
+        """The same dataset with the episodes of these numbers alone, and of its problems those that concern them."""
+        chosen = set(numbers)
+        kept = [episode for episode, number in enumerate(self.episode_ids.tolist()) if number in chosen]
+        if len(kept) == len(self.episode_ids) and all(p.episode is None or p.episode in chosen for p in self.problems):
+            return self
+        part = Dataset(self.root, self.name, self.info, self.listing, self.rows.select(kept), self.whole)
+        part.problems = _concerning(self.problems, chosen)
+        rows = np.isin(np.repeat(self.episode_ids, self.lengths), part.episode_ids)
+        part._columns = {name: values[rows] for name, values in self._columns.items()}
+        part._segments = {
+            camera: ([segments[episode] for episode in kept], _concerning(problems, chosen))
+            for camera, (segments, problems) in self._segments.items()
+        }
+        return part
 
     # --- what is in it -----------------------------------------------------------------------------------------------
 
@@ -69,7 +91,7 @@ class Dataset:
 
     @property
     def column_names(self) -> tuple[str, ...]:
-        """Columns that the files have, cameras left out."""
+        """Columns that any of the files has, cameras left out."""
         return tuple(name for name in self.rows.column_names if name not in self.info.cameras)
 
     # --- columns -----------------------------------------------------------------------------------------------------
@@ -106,25 +128,33 @@ class Dataset:
 
     def _read_file(self, number: int, names: Sequence[str]) -> tuple[dict[str, np.ndarray], list[Problem]]:
         relative, used = self.rows.files[number], self.rows.rows_in_use(number)
-        arrays, problems = {}, []
+        shapes = {name: self.info.features[name].shape if name in self.info.features else None for name in names}
+        widest = max(_MOST_UNDECLARED if shape is None else math.prod(shape) for shape in shapes.values())
+        arrays: dict[str, np.ndarray] = {}
+        problems: list[Problem] = []
+
+        def complain(message: str, column: str | None = None, error: ColumnError | None = None) -> None:
+            wrong = None if error is None else error.rows
+            for episode, frames in self.rows.frames_in(number, used if wrong is None else used[wrong]):
+                more = f" (and {len(frames) - 1} more frames)" if len(frames) > 1 else ""
+                said = message if wrong is None else f"frame {frames[0]} {message}{more}"
+                problems.append(Problem(said, "problem", episode, relative, column, error.value if error else None))
+
         try:
-            table, _ = read_table(resolve_inside(self.root, relative), names)
+            rows = int(np.diff(self.rows.file_starts)[number])
+            table, _ = read_table(resolve_inside(self.root, relative, links=True), names, 4 * rows * (widest + 1))
         except (ParquetDamageError, ValueError) as error:
-            return {}, [Problem(str(error), file=relative)]
+            complain(str(error))
+            return {}, problems
         for name in names:
             if name not in table.column_names:
-                problems.append(Problem("is not in the file", file=relative, column=name))
+                complain("is not in this file, though it is in others", name)
                 continue
-            feature = self.info.features.get(name)
             try:
                 column = table[name] if len(used) == len(table) else table[name].take(pa.array(used))
-                arrays[name] = to_numpy(column, feature.shape if feature else None)
+                arrays[name] = to_numpy(column, shapes[name])
             except ColumnError as error:
-                episode, message = None, str(error)
-                if error.row is not None:
-                    episode, frame = self.rows.describe(number, int(used[error.row]))
-                    message = f"frame {frame} {error}"
-                problems.append(Problem(message, file=relative, column=name, episode=episode, value=error.value))
+                complain(str(error), name, error)
         return arrays, problems
 
     # --- pictures ----------------------------------------------------------------------------------------------------
@@ -168,7 +198,10 @@ class Dataset:
         """Where each episode's frames are in the video files, and what is wrong there."""
         with self._lock:
             if camera not in self._segments:
-                self._segments[camera] = find_segments(self.root, self.info, self.listing, self.rows, camera)
+                chosen = set(self.episode_ids.tolist())
+                found, problems = find_segments(self.root, self.info, self.listing, self.whole, chosen, camera)
+                segments = [found.get(number) for number in self.episode_ids.tolist()]
+                self._segments[camera] = segments, _concerning(problems, chosen)
             return self._segments[camera]
 
     def _in_parquet(self, camera: str) -> bool:
@@ -180,7 +213,7 @@ class Dataset:
         for file, rows in self.rows.places(episode):
             relative = self.rows.files[file]
             try:
-                cells = self._cells.read(resolve_inside(self.root, relative), camera, rows)
+                cells = self._cells.read(resolve_inside(self.root, relative, links=True), camera, rows)
             except (ParquetDamageError, ValueError) as error:
                 raise DataError(f"{self.name}: {relative} {error}.") from error
             for cell in cells:
@@ -202,11 +235,20 @@ def scan_dataset(source: str | os.PathLike[str]) -> Dataset:
     return Dataset(root, name, info, listing, read_rows(root, info, listing))
 
 
-def open_dataset(source: str | os.PathLike[str]) -> Dataset:
-    """Open a LeRobot dataset (v2.0, v2.1, v3.0): a directory, or the hub id of one. Its structure must be sound."""
+def open_dataset(source: str | os.PathLike[str], episodes: Collection[int] | None = None) -> Dataset:
+    """Open a LeRobot dataset (v2.0, v2.1, v3.0), or some of its episodes: a directory, or the hub id of one.
+
+    The structure of the episodes that are opened must be sound.
+    """
     dataset = scan_dataset(source)
+    if episodes is not None:
+        dataset = dataset.select(episodes)
     if problems := [problem for problem in dataset.problems if problem.severity == "problem"]:
         raise BrokenDatasetError(dataset.name, problems)
     for note in dataset.problems:
         logger.info("%s: %s", dataset.name, note)
     return dataset
+
+
+def _concerning(problems: Sequence[Problem], episodes: set[int]) -> list[Problem]:
+    return [problem for problem in problems if problem.episode is None or problem.episode in episodes]
