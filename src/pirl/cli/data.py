@@ -9,7 +9,7 @@ import tyro
 
 from pirl.cli.console import check_writable, count, default, facts, optional, show
 from pirl.cli.json_output import WithJson
-from pirl.cli.label import DatasetPath, LabelEpisodes
+from pirl.cli.label import DatasetPath, DropEpisodes, LabelEpisodes
 from pirl.errors import UserError
 from pirl.words import size
 
@@ -167,15 +167,21 @@ class Stats(_WithOutcomes):
         """Do it; the return value is the exit code."""
         from rich.table import Table
 
-        from pirl.data import dataset_norm_stats, load_robot, open_dataset
+        from pirl.data import BrokenDatasetError, dataset_norm_stats, load_robot, scan_episodes
         from pirl.data.outcomes import try_outcomes
+        from pirl.data.validate import leave_out, split_episodes
         from pirl.interop import write_norm_stats
 
         if not 1 <= self.horizon <= _LONGEST_HORIZON:
             raise UserError(f"--horizon should be at least 1, and {_LONGEST_HORIZON:,} at most; it is {self.horizon}.")
         if self.output is not None:
             check_writable(self.output)
-        robot, dataset = load_robot(self.robot), open_dataset(self.dataset, self.chosen())
+        robot, dataset = load_robot(self.robot), scan_episodes(self.dataset, self.chosen())
+        if broken := [entry for entry in dataset.problems if entry.severity == "problem" and entry.episode is None]:
+            raise BrokenDatasetError(dataset.name, broken)
+        cameras = [camera for camera in robot.cameras.values() if camera in dataset.cameras]
+        dataset, problems = split_episodes(dataset, (*robot.state, *robot.actions), cameras, self.outcomes())
+        dataset = leave_out(dataset, [entry for entry in problems if entry.episode is not None], "skip")
         found, _ = try_outcomes(dataset, self.outcomes())
         if found is None:
             print("how episodes ended is not known: all their frames count (pirl data check says more)")
@@ -241,6 +247,7 @@ DATA_COMMANDS: dict[str, Any] = {
     "check": Check,
     "info": Info,
     "label": LabelEpisodes,
+    "drop": DropEpisodes,
     "stats": Stats,
     "cache": Cache,
 }

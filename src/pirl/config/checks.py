@@ -89,6 +89,7 @@ def check_data(config: RLTrainConfig, dataset: Dataset, robot: Robot) -> None:
 
 def _fits(config: RLTrainConfig, dataset: Dataset, robot: Robot) -> Iterator[str]:
     other = "choose another robot (--data.robot), or describe this one in a JSON file."
+    widths: dict[str, int] = {}
     for what, names, wanted in (
         ("state", robot.state, robot.state_dim),
         ("actions", robot.actions, robot.action_dim),
@@ -101,9 +102,10 @@ def _fits(config: RLTrainConfig, dataset: Dataset, robot: Robot) -> Iterator[str
         if wanted is not None and width != wanted:
             yield f"{' + '.join(names)} has {width} dimensions, robot {robot.name} has {wanted}: {other}"
         else:
-            yield from _widths(config, dataset.name, **{"state_dim" if what == "state" else "action_dim": width})
+            widths[what] = width
         if what == "state" and config.model.max_token_len:
             yield from _prompts(config, dataset, robot, width)
+    yield from _widths(config, dataset.name, widths.get("state"), widths.get("actions"))
     if missing := sorted(set(robot.cameras.values()) - set(dataset.cameras)):
         has = ", ".join(dataset.cameras) or "none"
         yield f"robot {robot.name} sees through {', '.join(missing)}; the cameras are {has}: {other}"
@@ -278,13 +280,13 @@ def _model(config: RLTrainConfig) -> Iterator[str]:
 def _widths(
     config: RLTrainConfig, whose: str, state_dim: int | None = None, action_dim: int | None = None
 ) -> Iterator[str]:
-    for what, width in (("state", state_dim), ("actions", action_dim)):
-        if width is not None and width > config.model.action_dim:
-            yield (
-                f"{what} of {whose} have {width} dimensions, the model has room for model.action_dim = "
-                f"{config.model.action_dim}: set --model.action-dim {width} (a checkpoint has to have as many), or "
-                "choose another robot (--data.robot)."
-            )
+    width, what = max((action_dim or 0, "actions"), (state_dim or 0, "state"), key=lambda wide: wide[0])
+    if width > config.model.action_dim:
+        yield (
+            f"{what} of {whose} have {width} dimensions, the model has room for model.action_dim = "
+            f"{config.model.action_dim}: set --model.action-dim {width} (a checkpoint has to have as many), or choose "
+            "another robot (--data.robot)."
+        )
 
 
 def _start(config: RLTrainConfig) -> Iterator[str]:

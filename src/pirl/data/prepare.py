@@ -11,6 +11,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Float64, Int64
 
 from pirl.data.chunks import Trajectories
+from pirl.data.corrections import INTERVENTION_COLUMNS, human_throughout, read_interventions
 from pirl.data.frames.cache import FrameCacheConfig, open_frames
 from pirl.data.lerobot.dataset import Dataset
 from pirl.data.outcomes import OutcomeConfig, Outcomes, read_outcomes
@@ -142,6 +143,7 @@ def load_trajectories(
         prompts=prompts,
         prompt_of_row=dataset.rows.task_of_row,
         frames={slot: frames[name] for slot, name in robot.cameras.items()},
+        human=read_interventions(dataset)[0],
     )
 
 
@@ -152,7 +154,7 @@ class Selection:
     `tasks`: only these task strings. `success`: only successes (True) or failures (False). `episodes`: only these
     episode numbers (0,3,7-12 as an option); others are neither checked nor read. Weights multiply: of the outcome (1
     where it is not known), and of the task. `success_fraction`: how much of what is sampled comes from successes, however
-    many of these there are.
+    many of these there are. `human`: only chunks that a human chose throughout, as a column `intervention` tells.
     """
 
     tasks: tuple[str, ...] | None = None
@@ -162,13 +164,14 @@ class Selection:
     failure_weight: float = 1.0
     success_fraction: float | None = None
     task_weights: Mapping[str, float] = field(default_factory=dict)
+    human: bool = False
 
     def __post_init__(self) -> None:
         if self.success_fraction is not None and not 0 < self.success_fraction < 1:
             raise ConfigError(f"success_fraction should be between 0 and 1, or none; it is {self.success_fraction}.")
 
-    def weights(self, dataset: Dataset, outcomes: Outcomes) -> Float64[np.ndarray, " rows"]:
-        """The weight of each row as an anchor."""
+    def weights(self, dataset: Dataset, outcomes: Outcomes, horizon: int = 1) -> Float64[np.ndarray, " rows"]:
+        """The weight of each row as an anchor of a chunk of so many actions."""
         texts, numbers = list(dataset.rows.tasks), dataset.episode_ids.tolist()
         for name in (*(self.tasks or ()), *self.task_weights):
             if name not in texts:
@@ -185,6 +188,12 @@ class Selection:
         if self.episodes is not None:
             of_episode = of_episode * np.isin(dataset.episode_ids, self.episodes)
         weights = np.repeat(of_episode, dataset.lengths) * of_task[dataset.rows.task_of_row]
+        if self.human:
+            marks, problems = read_interventions(dataset)
+            if marks is None:
+                why = str(problems[0]) if problems else f"no column is called {' or '.join(INTERVENTION_COLUMNS)}"
+                raise ConfigError(f"selection.human: {dataset.name} does not tell what a human chose: {why}.")
+            weights = weights * human_throughout(marks, np.repeat(outcomes.ends, dataset.lengths), horizon)
         if not weights.any():
             raise ConfigError(f"the filters leave nothing of {dataset.name}: {self}.")
         succeeded = np.repeat(success == 1, dataset.lengths)

@@ -145,7 +145,7 @@ def set_up(config: RLTrainConfig, *, resumed: RunFiles | None = None, progress: 
     if config.data.repo_id is not None:
         dataset = _open_data(config, robot, progress)
         found = read_outcomes(dataset, config.data.outcomes)
-        weights = config.data.selection.weights(dataset, found)
+        weights = config.data.selection.weights(dataset, found, model.action_horizon)
         if config.data.validation_fraction:
             weights, held_out = hold_out(weights, dataset, config.data.validation_fraction, config.seed)
         samples = {"ends": found.ends, "used": weights > 0}
@@ -227,6 +227,8 @@ def data_identity(setup: Setup) -> dict[str, Any] | None:
     digest = hashlib.blake2b(digest_size=16)
     for array in (data.states, data.actions, data.rewards, data.terminals, data.ends, data.success):
         digest.update(np.ascontiguousarray(array).tobytes())
+    if data.human is not None:
+        digest.update(data.human.tobytes())
     asked = hashlib.blake2b("\0".join(data.prompts).encode(), digest_size=16)
     asked.update(np.ascontiguousarray(data.prompt_of_row).tobytes())
     return {

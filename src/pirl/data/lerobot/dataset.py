@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 from jaxtyping import Int64, UInt8
 
+from pirl.data.labels import DROPPED_FILE, read_dropped
 from pirl.data.lerobot.columns import (
     CellReader,
     ColumnError,
@@ -26,7 +27,7 @@ from pirl.data.lerobot.metadata import Listing, read_listing
 from pirl.data.lerobot.rows import Rows, read_rows
 from pirl.data.lerobot.segments import Segment, find_segments
 from pirl.data.lerobot.video import decode_frames
-from pirl.data.problems import BrokenDatasetError, Problem
+from pirl.data.problems import BrokenDatasetError, Problem, format_episodes
 from pirl.errors import DataError
 
 logger = logging.getLogger(__name__)
@@ -232,7 +233,13 @@ def scan_dataset(source: str | os.PathLike[str]) -> Dataset:
     root, name = locate(source)
     info = read_info(root)
     listing = read_listing(root, info)
-    return Dataset(root, name, info, listing, read_rows(root, info, listing))
+    dataset = Dataset(root, name, info, listing, read_rows(root, info, listing))
+    if dropped := read_dropped(root):
+        known = {*dataset.episode_ids.tolist(), *(problem.episode for problem in dataset.problems)}
+        dataset = dataset.select({number for number in known if number is not None} - dropped)
+        message = f"leaves out the episodes {format_episodes(dropped)} (pirl data drop)"
+        dataset.problems.append(Problem(message, "note", file=DROPPED_FILE))
+    return dataset
 
 
 def open_dataset(source: str | os.PathLike[str], episodes: Collection[int] | None = None) -> Dataset:
