@@ -17,6 +17,7 @@ from pirl.data.lerobot.columns import DepthPictureError, ParquetDamageError, is_
 from pirl.data.lerobot.dataset import Dataset
 from pirl.data.lerobot.layout import DEFAULT_COLUMNS, resolve_inside
 from pirl.data.lerobot.rows import by_episode
+from pirl.data.lerobot.segments import MISSING, UNLISTED
 from pirl.data.lerobot.video import VideoIndex, codec_name
 from pirl.data.outcomes import OutcomeConfig, try_outcomes
 from pirl.data.problems import BrokenDatasetError, Problem
@@ -99,13 +100,15 @@ def _all_numbers(dataset: Dataset) -> tuple[str, ...]:
 
 
 def _all_cameras(dataset: Dataset) -> tuple[str, ...]:
-    """Cameras of which there is anything to see; where there is nothing at all, all of them."""
-    seeing = [
-        camera
-        for camera in dataset.cameras
-        if camera in dataset.rows.column_names or any(segment is not None for segment in dataset.segments(camera)[0])
-    ]
-    return tuple(seeing or dataset.cameras)
+    """Cameras of which any file is there; where there is none at all, all of them."""
+
+    def is_there(camera: str) -> bool:
+        if camera in dataset.rows.column_names:
+            return True
+        segments, problems = dataset.segments(camera)
+        return any(segments) or any(problem.message not in (MISSING, UNLISTED) for problem in problems)
+
+    return tuple(filter(is_there, dataset.cameras)) or dataset.cameras
 
 
 def _cannot_see(dataset: Dataset, camera: str, found: Sequence[Problem], robot: Robot | None) -> str:
@@ -142,8 +145,9 @@ def _check_columns(dataset: Dataset, used: Sequence[str]) -> Iterator[Problem]:
     ]
     for problem in column_problems(dataset, others, dataset.starts[1:]):
         yield replace(problem, severity="note", message=f"{problem.message}; the column is not used")
-    numeric = [name for name in (*used, *others) if all(map(is_numeric, dataset.rows.column_types.get(name, ())))]
-    for name, values in dataset.try_columns([name for name in numeric if name in dataset.column_names])[0].items():
+    types = {name: dataset.rows.column_types.get(name, ()) for name in (*used, *others)}
+    numeric = [name for name, kinds in types.items() if kinds and all(kind and is_numeric(kind) for kind in kinds)]
+    for name, values in dataset.try_columns(numeric)[0].items():
         declared = dataset.info.features.get(name)
         if declared is not None and declared.dtype != values.dtype.name:
             yield Problem(f"is declared as {declared.dtype}", severity="note", column=name, value=values.dtype.name)

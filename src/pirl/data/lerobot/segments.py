@@ -15,6 +15,8 @@ from pirl.data.lerobot.video import VideoIndex, index_video
 from pirl.data.problems import Problem
 from pirl.errors import DataError
 
+MISSING, UNLISTED = "the video file is missing", "no video is listed for this episode"
+
 
 @dataclass(frozen=True)
 class Segment:
@@ -36,7 +38,7 @@ def find_segments(
     for position, episode in enumerate(rows.episode_ids.tolist()):
         relative = _video_file(info, listing, episode, camera)
         if relative is None:
-            problems.append(Problem("no video is listed for this episode", episode=episode, column=camera))
+            problems.append(Problem(UNLISTED, episode=episode, column=camera))
         else:
             by_file.setdefault(relative, []).append(position)
     numbers = rows.episode_ids.tolist()
@@ -71,7 +73,7 @@ def _open_video(root: Path, relative: str) -> tuple[str, VideoIndex | str]:
             if (place := resolve_inside(root, other, links=True)).is_file():
                 path, relative = place, other
         if not path.is_file():
-            return relative, pointer_advice(path) or "the video file is missing"
+            return relative, pointer_advice(path) or MISSING
         return relative, index_video(path)
     except (OSError, ValueError, DataError) as error:
         return relative, str(error)
