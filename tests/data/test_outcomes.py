@@ -4,6 +4,7 @@ import json
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -592,6 +593,38 @@ def test_marks_that_last_until_the_end_are_a_note(tmp_path):
         ("note", 0, "next.done"),
         ("note", 1, "next.done"),
     ]
+
+
+@pytest.mark.parametrize("version", ["v2.1", "v3.0"])
+def test_rewards_of_a_table_beside_the_data_are_read_where_asked(tmp_path, version):
+    built = build(tmp_path, cameras="none", rewards="none", version=version)
+    lengths = [len(episode) for episode in built.episodes]
+    frames = [frame for length in lengths for frame in range(length)]
+    numbers = np.repeat(np.arange(3), lengths)
+    rewards = [
+        -1.0 if frame < lengths[n] - 1 else (0.0, -20.0, 0.0)[n] for n, frame in zip(numbers, frames, strict=True)
+    ]
+    table = pa.table({"reward": rewards, "episode_index": numbers, "frame_index": frames})
+    order = np.random.default_rng(0).permutation(len(frames))
+    pq.write_table(table.take(order), built.root / "meta" / "returns_z0.parquet")
+    asked = OutcomeConfig("raw", reward_column="meta/returns_z0.parquet:reward")
+    outcomes = read_outcomes(open_dataset(built.root), asked)
+    assert outcomes.rewards.tolist() == rewards
+    assert outcomes.success.tolist() == [1, 0, 1]
+    part = read_outcomes(open_dataset(built.root, episodes=[1, 2]), asked)
+    assert part.rewards.tolist() == rewards[lengths[0] :]
+    pq.write_table(table.slice(0, 15), built.root / "meta" / "returns_z0.parquet")
+    message = complaint(open_dataset(built.root), asked)
+    assert "episode 2, meta/returns_z0.parquet, column reward: has no values of this episode" in message
+    for file, text in (("meta/returns_z1.parquet", "is missing"), ("meta/../../x.parquet", "leaves the dataset")):
+        wrong = OutcomeConfig("raw", reward_column=f"{file}:reward")
+        assert text in complaint(open_dataset(built.root), wrong)
+
+
+def test_rewards_of_0_throughout_are_failures_where_a_threshold_says_so(tmp_path):
+    dataset = recorded(tmp_path, {"next.reward": [[0.0, 0.0], [0.0, 0.0]]})
+    assert "if all of them failed, set success_threshold to 1" in complaint(dataset)
+    assert read_outcomes(dataset, OutcomeConfig(success_threshold=1.0)).success.tolist() == [0, 0]
 
 
 # --- what is refused ------------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Bool, Int64
 
 from pirl.data.labels import LABEL_FILE, Label, read_labels, yes_or_no
-from pirl.data.lerobot.dataset import Dataset
+from pirl.data.lerobot.dataset import Dataset, is_beside
 from pirl.data.lerobot.rows import by_episode
 from pirl.data.problems import Problem
 
@@ -112,7 +112,7 @@ def gather_evidence(
         **{key: first_of(names) for key, names in END_COLUMNS.items()},
     }
     for key, wanted in (("reward", reward_column), ("success", success_column)):
-        if wanted is not None and wanted not in present:
+        if wanted is not None and wanted not in present and not is_beside(wanted):
             message = f"is not in the data; its columns are {', '.join(present)}"
             problems.append(Problem(message, column=wanted or "''"))
             chosen[key] = None

@@ -20,7 +20,10 @@ from pirl.errors import ConfigError
 
 _LABEL = "label them (pirl data label)"
 _WITHOUT_REWARDS = f": {_LABEL} or, for plain demonstrations, set unlabelled to success"
-_WITH_ZEROS = f", and the rewards are 0 throughout the dataset, as if nobody had filled them in{_WITHOUT_REWARDS}"
+_WITH_ZEROS = (
+    f", and the rewards are 0 throughout, as if nobody had filled them in{_WITHOUT_REWARDS}; if all of them failed, set "
+    "success_threshold to 1"
+)
 _WITH_REWARDS = (
     f", nor do the rewards, which go from {{low:g}} to {{high:g}}: {_LABEL}, set success_threshold to the reward from "
     "which on it is a success (perhaps {high:g}), set success_column to the column that tells{perhaps}, or set reward to "

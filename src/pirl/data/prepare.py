@@ -131,6 +131,9 @@ def load_trajectories(
         raise ConfigError(
             f"a frame cache of {config.height}×{config.width} pixels does not fit a model that sees {height}×{width}."
         )
+    human, unread = read_interventions(dataset)
+    for problem in unread:
+        logger.warning("%s: %s", dataset.name, problem)
     frames = open_frames(dataset, list(robot.cameras.values()), config, progress=progress) if robot.cameras else {}
     return Trajectories(
         states=states,
@@ -143,7 +146,7 @@ def load_trajectories(
         prompts=prompts,
         prompt_of_row=dataset.rows.task_of_row,
         frames={slot: frames[name] for slot, name in robot.cameras.items()},
-        human=read_interventions(dataset)[0],
+        human=human,
     )
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from jaxtyping import Int64, UInt8
 
 from pirl.data.labels import DROPPED_FILE, read_dropped
@@ -24,7 +25,7 @@ from pirl.data.lerobot.columns import (
 from pirl.data.lerobot.hub import locate
 from pirl.data.lerobot.layout import Info, read_info, resolve_inside
 from pirl.data.lerobot.metadata import Listing, read_listing
-from pirl.data.lerobot.rows import Rows, read_rows
+from pirl.data.lerobot.rows import Rows, by_episode, read_rows
 from pirl.data.lerobot.segments import Segment, find_segments
 from pirl.data.lerobot.video import decode_frames
 from pirl.data.problems import BrokenDatasetError, Problem, format_episodes
@@ -105,9 +106,15 @@ class Dataset:
         return columns
 
     def try_columns(self, names: Sequence[str]) -> tuple[dict[str, np.ndarray], list[Problem]]:
-        """The columns that can be read, and what is wrong with the others."""
-        missing = [name for name in names if name not in self._columns]
+        """The columns that can be read, and what is wrong with the others.
+
+        One of a table beside the data, by episode_index and frame_index, is called meta/FILE.parquet:COLUMN.
+        """
         problems: list[Problem] = []
+        for name in names:
+            if is_beside(name) and name not in self._columns:
+                problems += self._read_beside(name)
+        missing = [name for name in names if name not in self._columns and not is_beside(name)]
         parts: dict[str, list[np.ndarray]] = {name: [] for name in missing}
         if missing:
             with ThreadPoolExecutor() as pool:
@@ -157,6 +164,28 @@ class Dataset:
             except ColumnError as error:
                 complain(str(error), name, error)
         return arrays, problems
+
+    def _read_beside(self, name: str) -> list[Problem]:
+        """Read a column of a table under meta/, such as the rewards that others have computed."""
+        file, _, column = name.partition(":")
+        keys = ["episode_index", "frame_index"]
+        try:
+            table, _ = read_table(resolve_inside(self.root, file), [*keys, column], 4 * len(self.whole.order))
+            if absent := [key for key in (*keys, column) if key not in table.column_names]:
+                raise ValueError(f"has no column {', '.join(absent)}")
+            episodes, frames, values = (to_numpy(table[key], (1,)) for key in (*keys, column))
+            there = pa.array(episodes.astype(np.int64) * 2**32 + frames.astype(np.int64))
+        except (ParquetDamageError, ColumnError, ValueError) as error:
+            return [Problem(str(error), file=file, column=column)]
+        frame = np.arange(len(self)) - np.repeat(self.starts[:-1], self.lengths)
+        found = pc.index_in(pa.array(np.repeat(self.episode_ids, self.lengths) * 2**32 + frame), there)
+        if lacking := [
+            Problem("has no values of this episode", "problem", int(self.episode_ids[episode]), file, column)
+            for episode, _ in by_episode(self.starts, np.flatnonzero(np.asarray(found.is_null())))
+        ]:
+            return lacking
+        self._columns[name] = values[found.to_numpy()]
+        return []
 
     # --- pictures ----------------------------------------------------------------------------------------------------
 
@@ -226,6 +255,11 @@ class Dataset:
                     raise DataError(f"{where}: the picture cannot be decoded: {error}.") from error
                 yield picture
                 frame += 1
+
+
+def is_beside(name: str) -> bool:
+    """Whether a column is one of a table beside the data: meta/FILE.parquet:COLUMN."""
+    return name.startswith("meta/") and ".parquet:" in name
 
 
 def scan_dataset(source: str | os.PathLike[str]) -> Dataset:

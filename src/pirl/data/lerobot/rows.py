@@ -67,6 +67,11 @@ class Rows:
         return np.sort(self.order)
 
     @cached_property
+    def _positions(self) -> Int64[np.ndarray, " rows"]:
+        """The row that each place in use belongs to."""
+        return np.argsort(self.order)
+
+    @cached_property
     def ranks(self) -> Int64[np.ndarray, " rows"]:
         """`order` among the rows in use alone, for arrays that leave the others out."""
         return np.searchsorted(self._places_in_use, self.order)
@@ -91,7 +96,8 @@ class Rows:
         self, file: int, rows: Int64[np.ndarray, " rows"]
     ) -> list[tuple[int, Int64[np.ndarray, " some_rows"]]]:
         """Of some rows (in use) of a file: the episodes that they belong to, by number, and which frames they are."""
-        positions = np.flatnonzero(np.isin(self.order, self.file_starts[file] + rows))
+        places = np.searchsorted(self._places_in_use, self.file_starts[file] + rows)
+        positions = np.sort(self._positions[places])
         return [
             (int(self.episode_ids[episode]), mine - self.starts[episode])
             for episode, mine in by_episode(self.starts, positions)
