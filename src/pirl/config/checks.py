@@ -25,6 +25,7 @@ from pirl.errors import ConfigError, DataError, UserError
 from pirl.files import expand_home, is_elsewhere
 from pirl.interop.reading import find_params
 from pirl.models.config import get_model_config
+from pirl.models.tokenizer import Tokenizer
 from pirl.packages import is_installed
 
 _LONGEST_PROMPT = 10_000  # tokens that are counted
@@ -112,8 +113,6 @@ def _fits(config: RLTrainConfig, dataset: Dataset, robot: Robot) -> Iterator[str
 
 def _prompts(config: RLTrainConfig, dataset: Dataset, robot: Robot, state_dim: int) -> Iterator[str]:
     """Whether the model has room for the longest prompt, with all that learners add to it."""
-    from pirl.models.tokenizer import Tokenizer  # only here: compilers for other machines do not end well beside it
-
     model, agent = config.model, config.agent
     counting = Tokenizer.for_model(dataclasses.replace(model, max_token_len=_LONGEST_PROMPT))
     # Where the prompt spells the state, three digits for each number are the most it takes.
