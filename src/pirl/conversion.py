@@ -1,6 +1,7 @@
 """Values of an annotated type, from what a file holds or a person types, and what such a type takes in words."""
 
 import contextlib
+import re
 import types
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,6 +11,7 @@ BOOLS = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no":
 """What a person may type for true and for false, in small letters."""
 LARGEST = 2**63
 """What a whole number stays below; computers count no further."""
+_LONGEST_RANGE = 10_000_000
 
 
 def convert(value: Any, hint: Any, *, texts: bool) -> Any:
@@ -30,6 +32,8 @@ def convert(value: Any, hint: Any, *, texts: bool) -> Any:
     elif origin is tuple:
         if texts and isinstance(value, str):
             value = [part.strip() for part in value.split(",") if part.strip()]
+            if parts == (int, ...):
+                value = [number for part in value for number in _numbers(part)]
         if isinstance(value, list | tuple) and (parts[-1] is ... or len(value) == len(parts)):
             kinds = parts[:1] * len(value) if parts[-1] is ... else parts
             return tuple(convert(entry, kind, texts=texts) for entry, kind in zip(value, kinds, strict=True))
@@ -40,6 +44,17 @@ def convert(value: Any, hint: Any, *, texts: bool) -> Any:
     else:
         return _convert_simple(value, origin or hint, texts)
     raise ValueError
+
+
+def _numbers(text: str) -> list[str]:
+    """Whole numbers between spaces, and ranges of them such as 7-12, one by one."""
+    numbers: list[str] = []
+    for part in re.sub(r"(?<=\d)\s*-\s*(?=\d)", "-", text).split():
+        bounds = re.fullmatch(r"(\d{1,18})-(\d{1,18})", part)
+        if bounds is not None and not 0 <= int(bounds[2]) - int(bounds[1]) < _LONGEST_RANGE:
+            raise ValueError
+        numbers += [part] if bounds is None else map(str, range(int(bounds[1]), int(bounds[2]) + 1))
+    return numbers
 
 
 def _convert_simple(value: Any, kind: type, texts: bool) -> Any:

@@ -260,6 +260,15 @@ def test_bc_is_done_on_successes_or_on_all():
     close(everything.agent.compute_actor_loss(batch, KEY)[0], everything.errors(batch.actions)[0][batch.valid].mean())
 
 
+def test_bc_loss_also_clones_corrections():
+    batch = make_batch(human=np.arange(8) % 3 == 0)
+    assert (batch.human & ~batch.success).any()
+    for bc_on, chosen in (("successes", batch.success | batch.human), ("all", np.ones_like(batch.success))):
+        seen = Revealed(acrlpd(bc_on=bc_on), batch)
+        steps = batch.valid & chosen[:, None]
+        close(seen.agent.compute_bc_loss(batch, KEY)[0], seen.errors(batch.actions)[0][steps].mean())
+
+
 @pytest.mark.parametrize("mode", ["awr", "distill", "bc"])
 def test_the_loss_is_the_weighted_sum_of_the_three(mode):
     agent = acrlpd(actor_mode=mode, critic_weight=0.5, actor_weight=2.0, bc_loss_weight=0.25)

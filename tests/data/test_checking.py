@@ -45,8 +45,11 @@ def snapshot(directory):
 # Told, but no reason not to train: the files themselves are read, and they are sound.
 READ_ALL_THE_SAME = (
     "total_episodes_too", "total_frames_other", "dtype_unknown", "dtype_object", "camera_shape_flat", "camera_shape_four",
-    "other_size", "other_image_size", "long_video_v30",
+    "other_size", "other_image_size", "long_video", "time_goes_back", "nan_timestamp", "constant_action_dimension",
+    "feature_without_column", "ghost_",
 )  # fmt: skip
+# Read from where the links lead, so that nothing has to be said.
+FOLLOWED = ("linked_parquet", "linked_video", "linked_chunk")
 
 
 @pytest.mark.parametrize("name", BROKEN)
@@ -55,6 +58,9 @@ def test_damage_is_named(name, tmp_path):
     built = builder(tmp_path / "data")
     before = snapshot(tmp_path)
     _, found = check_dataset(built.root, decode=True)
+    if name.startswith(FOLLOWED):
+        assert found == []
+        return
     severities = ("problem", "note") if name.startswith(READ_ALL_THE_SAME) else ("problem",)
     problems = "\n".join(str(entry) for entry in found if entry.severity in severities).lower()
     for text in expected:  # alternatives are separated by |
@@ -106,7 +112,6 @@ def replace(built, column, values):
         ("task_index", -5, "refers to no task"),
         ("task_index", -1, "refers to no task"),
         ("task_index", 2**60, "refers to no task"),
-        ("timestamp", "noon", "should hold numbers"),
         ("episode_index", float("nan"), "whole numbers"),
         ("frame_index", 0.5, "whole numbers"),
         ("task_index", "first", "whole numbers"),
@@ -327,7 +332,8 @@ def test_degenerate_dimensions_are_named_however_names_are_nested(tmp_path):
     built = build(tmp_path / "data", cameras="none")
     edit_info(built, ["features", "action", "names"], {"motors": ["a", "b", "grip"]})
     replace(built, "action", lambda table: [[float(i), float(-i), 1.0] for i in range(len(table))])
-    assert any("dimension 2 (grip)" in problem for problem in check(built))
+    assert any("dimension 2 (grip)" in note for note in check(built, "note"))
+    assert check(built) == [], "training gives it a safe scale"
 
 
 @pytest.mark.parametrize("version", ["v2.1", "v3.0"])

@@ -566,7 +566,7 @@ def test_a_wrong_number_of_frames_is_named_and_never_kept(tmp_path, got):
     source.pixels = lambda camera, episode: np.resize(pixels(camera, episode), (got, 24, 32, 3)) if episode == 3 else []
     source.lengths = np.asarray([0, 0, 0, 5, 0])
     for _ in range(2):
-        with pytest.raises(DataError, match=f"me/fake: camera 'top', episode 30: expected 5 frames, got {got}"):
+        with pytest.raises(DataError, match=f"episode 30, column top: expected 5 frames, got {got}"):
             open_frames(source, ["top"], config(tmp_path))
 
 

@@ -284,7 +284,7 @@ def test_lists_and_ranges_of_episodes(text, episodes):
     assert parse_episodes(text, largest=12) == episodes
 
 
-@pytest.mark.parametrize("text", ["a", "-3", "3-", "7-5", "1-2-3", "1.5", "1 2", "0x1", "3;4", "²", "9" * 5000])
+@pytest.mark.parametrize("text", ["a", "-3", "3-", "7-5", "1-2-3", "1.5", "0x1", "3;4", "²", "9" * 5000])
 def test_what_is_no_list_of_episodes_is_named(text):
     with pytest.raises(DataError, match=text[:5]):
         parse_episodes(f"1,{text},2", largest=12)

@@ -4,6 +4,7 @@ import json
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -518,7 +519,6 @@ def test_labels_go_by_episode_number_where_numbers_have_gaps(tmp_path):
     ("label", "texts"),
     [
         (Label(1, success=True, length=4), ["episode 1", "4 frames", "5", "label it again"]),
-        (Label(8, success=True), ["episode 8", "not in the data"]),
     ],
 )
 def test_labels_of_other_data_are_refused(tmp_path, label, texts):
@@ -529,6 +529,14 @@ def test_labels_of_other_data_are_refused(tmp_path, label, texts):
         assert text in message
     _, found = check_dataset(built.root)
     assert any(texts[0] in str(problem) for problem in found if problem.severity == "problem")
+
+
+def test_a_label_of_an_episode_that_was_removed_is_a_note(tmp_path):
+    built = build(tmp_path, cameras="none")
+    write_labels(built.root, {8: Label(8, success=True)})
+    assert read_outcomes(open_dataset(built.root), OutcomeConfig()).success.tolist() == [1, 0, 1]
+    _, found = check_dataset(built.root)
+    assert [(entry.severity, entry.episode, entry.file) for entry in found] == [("note", 8, "meta/pirl_labels.jsonl")]
 
 
 def test_labels_that_fit_are_used(tmp_path):
@@ -542,7 +550,7 @@ def test_labels_that_fit_are_used(tmp_path):
     [
         ("next.success", [[float("nan"), 1.0], [float("nan"), 0.0]]),
         ("success", [["yes", "no"], ["no", "no"]]),
-        ("next.reward", [[0.0, float("inf")], [0.0, 1.0]]),
+        ("next.reward", [[0.0, 1.0], [0.0, float("inf")]]),
         ("next.success", [[None, True], [None, False]]),
     ],
 )
@@ -559,17 +567,64 @@ def test_where_everything_is_labelled_a_column_that_cannot_be_read_is_not_missed
 
 
 def test_a_label_that_says_how_an_episode_ended_is_believed_before_early_marks(tmp_path):
-    """Some simulators go on marking `done` from the success to the end of the recording."""
-    done = [[False, True, True], [False, True, True]]
-    dataset = recorded(tmp_path, {"next.done": done}, labels=[Label(0, success=True), Label(1, success=False)])
+    columns = {"next.done": [[False, True, False], [False, True, False]], "next.success": [[False] * 3, [False] * 3]}
+    dataset = recorded(tmp_path, columns)
     message = complaint(dataset)
-    for text in ("episode 0", "episode 1", "frame 1 is marked as the end", "label it (pirl data label)"):
-        assert text in message
+    assert "episodes 0-1, column next.done: frame 1 is marked as the end, but the episode goes on: label it" in message
+    write_labels(dataset.root, {0: Label(0, success=True), 1: Label(1, success=False)})
+    assert ended(read_outcomes(dataset, OutcomeConfig())) == [True, False], "as a CSV file with a column success says"
     labels = [Label(0, success=True, truncated=False), Label(1, success=False, truncated=True)]
     write_labels(dataset.root, {label.episode: label for label in labels})
     outcomes = read_outcomes(dataset, OutcomeConfig())
     assert outcomes.success.tolist() == [1, 0]
     assert ended(outcomes) == [True, False]
+
+
+def test_marks_that_last_until_the_end_are_a_note(tmp_path):
+    """Some recorders go on for a moment after the end, and some mark every frame."""
+    columns = {
+        "next.done": [[False, True, True], [True] * 3, [False, False, True]],
+        "next.success": [[False] * 3, [False] * 3, [False, False, True]],
+    }
+    outcomes = read_outcomes(recorded(tmp_path, columns), OutcomeConfig())
+    assert (outcomes.success.tolist(), ended(outcomes)) == ([0, 0, 1], [True, True, True])
+    assert outcomes.ends.tolist() == [3, 6, 9]
+    assert [(note.severity, note.episode, note.column) for note in outcomes.notes] == [
+        ("note", 0, "next.done"),
+        ("note", 1, "next.done"),
+    ]
+
+
+@pytest.mark.parametrize("version", ["v2.1", "v3.0"])
+def test_rewards_of_a_table_beside_the_data_are_read_where_asked(tmp_path, version):
+    built = build(tmp_path, cameras="none", rewards="none", version=version)
+    lengths = [len(episode) for episode in built.episodes]
+    frames = [frame for length in lengths for frame in range(length)]
+    numbers = np.repeat(np.arange(3), lengths)
+    rewards = [
+        -1.0 if frame < lengths[n] - 1 else (0.0, -20.0, 0.0)[n] for n, frame in zip(numbers, frames, strict=True)
+    ]
+    table = pa.table({"reward": rewards, "episode_index": numbers, "frame_index": frames})
+    order = np.random.default_rng(0).permutation(len(frames))
+    pq.write_table(table.take(order), built.root / "meta" / "returns_z0.parquet")
+    asked = OutcomeConfig("raw", reward_column="meta/returns_z0.parquet:reward")
+    outcomes = read_outcomes(open_dataset(built.root), asked)
+    assert outcomes.rewards.tolist() == rewards
+    assert outcomes.success.tolist() == [1, 0, 1]
+    part = read_outcomes(open_dataset(built.root, episodes=[1, 2]), asked)
+    assert part.rewards.tolist() == rewards[lengths[0] :]
+    pq.write_table(table.slice(0, 15), built.root / "meta" / "returns_z0.parquet")
+    message = complaint(open_dataset(built.root), asked)
+    assert "episode 2, meta/returns_z0.parquet, column reward: has no values of this episode" in message
+    for file, text in (("meta/returns_z1.parquet", "is missing"), ("meta/../../x.parquet", "leaves the dataset")):
+        wrong = OutcomeConfig("raw", reward_column=f"{file}:reward")
+        assert text in complaint(open_dataset(built.root), wrong)
+
+
+def test_rewards_of_0_throughout_are_failures_where_a_threshold_says_so(tmp_path):
+    dataset = recorded(tmp_path, {"next.reward": [[0.0, 0.0], [0.0, 0.0]]})
+    assert "if all of them failed, set success_threshold to 1" in complaint(dataset)
+    assert read_outcomes(dataset, OutcomeConfig(success_threshold=1.0)).success.tolist() == [0, 0]
 
 
 # --- what is refused ------------------------------------------------------------------------------------------------

@@ -109,7 +109,7 @@ def test_presets_treat_each_dimension_as_openpi_does(name, relative, flipped):
         ({"adapt": 1}, "adapt should be text"),
         ({"actions": []}, "actions names no dataset column"),
         ({"action_dim": 0}, "action_dim = 0 must be positive"),
-        ({"action_dim": 6}, r"delta = \(6, -1\) covers 7 dimensions, but action_dim = 6"),
+        ({"action_dim": 6}, r"delta = \(6, -1\) needs 7 dimensions, but action_dim = 6"),
         ({"adapt": "aloha"}, "'aloha' is for 14 dimensions, but state_dim = 7"),
     ],
 )

@@ -255,7 +255,11 @@ def test_data_wider_than_the_model_is_never_cut():
     [
         (AlohaJoints(), {"state": np.zeros(7)}, "state has 7 dimensions; ALOHA has 14"),
         (DeltaActions((True,)), {"actions": np.zeros((5, 3))}, "need the state"),
-        (DeltaActions((True,) * 4), {"state": np.zeros(9), "actions": np.zeros((5, 3))}, "mask has 4.*9.*3"),
+        (
+            DeltaActions((True,) * 4),
+            {"state": np.zeros(9), "actions": np.zeros((5, 3))},
+            "makes 4 dim.*9.*3",
+        ),
         (DeltaActions((True,)), {"state": np.zeros((4, 3)), "actions": np.zeros((2, 5, 3))}, r"\(4, 3\).*\(2, 5, 3\)"),
         (DeltaActions((True,)), {"state": np.zeros((4, 3)), "actions": np.zeros((5, 3))}, r"\(4, 3\).*\(5, 3\)"),
         (Normalize({}, quantiles=False), {"state": np.zeros(3)}, "no statistics of 'state'"),

@@ -92,7 +92,8 @@ class ACRLPDConfig:
     bc_loss_weight: float = 0.0
     """Weight of an additional plain flow-matching loss."""
     bc_on: Literal["successes", "all"] = "successes"
-    """Episodes that the additional flow-matching loss uses."""
+    """Chunks that the additional flow-matching loss uses: those of successful episodes and those that a human chose
+    throughout (corrections), or all."""
     critic: CriticConfig = field(default_factory=CriticConfig)
     """The critic ensemble."""
     critic_trains_encoder: bool = False
@@ -325,6 +326,8 @@ class ACRLPDAgent:
         found, baseline = self._advantages(seen, batch.actions[:, None])
         advantages = found[:, 0]
         positive, plain = advantages > self.threshold, draw.flow.observations
+        if batch.human is not None:
+            positive = positive | batch.human  # corrections are good, whatever the critics say so far
         as_is: Any = (plain.tokenized_prompt, plain.tokenized_prompt_mask)
         left_out = jax.vmap(lambda key: jax.random.bernoulli(jax.random.fold_in(key, 1), self.config.cond_dropout))(
             draw.dropout
@@ -558,7 +561,9 @@ class ACRLPDAgent:
         return Totals.of(batch, self._cloned(batch))
 
     def _cloned(self, batch: ChunkBatch) -> Bool[Array, " b"]:
-        return batch.success if self.config.bc_on == "successes" else jnp.ones_like(batch.success)
+        if self.config.bc_on == "all":
+            return jnp.ones_like(batch.success)
+        return batch.success if batch.human is None else batch.success | batch.human
 
     def _action_error(self, chunks: Float[Array, "b n horizon action_dim"], seen: Encoded) -> Float[Array, ""]:
         return action_error(chunks[:, 0], seen.batch, self.real_action_dim, seen.totals.steps)

@@ -39,9 +39,9 @@ class LabelEpisodes:
 
     def run(self) -> int:
         """Do it; the return value is the exit code."""
-        from pirl.data import open_dataset, read_csv, read_labels
+        from pirl.data import read_csv, read_labels, scan_episodes
 
-        dataset = open_dataset(self.dataset)
+        dataset = scan_episodes(self.dataset)  # what is wrong with episodes does not keep others from being labelled
         old = read_labels(dataset.root)
         by_flags = any(flag is not None for flag in (self.success, self.failure, self.truncated))
         if self.csv is not None and by_flags:
@@ -139,3 +139,49 @@ def _answer(question: str) -> str:
     while (answer := input(question).strip().lower()) not in ("y", "n", "t", "q", ""):
         print("please answer y, n, t or q, or press enter to skip")
     return answer
+
+
+@dataclass(frozen=True)
+class DropEpisodes:
+    """Leave episodes out of a dataset. Writes meta/pirl_dropped.txt; the dataset itself is not changed.
+
+    All commands of pirl then go by the others. LeRobot does not know the file: for a copy without the episodes, use its
+    own tools.
+    """
+
+    dataset: DatasetPath
+    """Directory of a LeRobot dataset."""
+    episodes: Annotated[str | None, optional("EPISODES")] = None
+    """Episodes to leave out, such as 0,3,7-12."""
+    bad: bool = False
+    """Leave out all episodes in which pirl data check finds a problem."""
+    robot: Annotated[str | None, optional("NAME|FILE")] = None
+    """With --bad: the robot that is to be trained; what it does not use is not judged."""
+    restore: Annotated[str | None, optional("EPISODES")] = None
+    """Episodes to take back, or "all"."""
+
+    def run(self) -> int:
+        """Do it; the return value is the exit code."""
+        from pirl.data import OutcomeConfig, check_dataset, load_robot, parse_episodes
+        from pirl.data.labels import DROPPED_FILE, read_dropped, write_dropped
+        from pirl.data.lerobot.dataset import scan_dataset
+        from pirl.data.problems import format_episodes
+
+        if self.episodes is None and self.restore is None and not self.bad:
+            raise UserError("say which episodes: --episodes 0,3,7-12, --bad, or --restore all.")
+        dataset = scan_dataset(self.dataset)
+        known = {*dataset.whole.episode_ids.tolist(), *dataset.listing.episodes}
+        dropped = read_dropped(dataset.root)
+        named = set(parse_episodes(self.episodes or "", max(known, default=0)))
+        if self.bad:
+            robot = None if self.robot is None else load_robot(self.robot)
+            _, found = check_dataset(self.dataset, OutcomeConfig(unlabelled="success"), robot=robot, decode=True)
+            named |= {entry.episode for entry in found if entry.severity == "problem" and entry.episode is not None}
+        back = dropped if self.restore == "all" else set(parse_episodes(self.restore or ""))
+        left_out = (dropped | named) - back
+        if not known - left_out:
+            raise UserError(f"no episode of {self.dataset} would be left. Nothing was written.")
+        write_dropped(dataset.root, left_out)
+        numbers = f" ({format_episodes(left_out)}), written to {dataset.root / DROPPED_FILE}" if left_out else ""
+        print(f"{count(left_out, 'episode')} of {len(known)} left out{numbers}")
+        return 0

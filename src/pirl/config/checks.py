@@ -1,16 +1,20 @@
 """Whether a configuration can work, before anything heavy: every problem at once, each with what to do about it."""
 
+import dataclasses
 import functools
 import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from pirl.agents.acrlpd import ACRLPDConfig
 from pirl.agents.bc import BCConfig
 from pirl.agents.ript import RIPTConfig
 from pirl.config.metrics import check_metric
 from pirl.config.train import RLTrainConfig
+from pirl.data.indicators import indicate
 from pirl.data.lerobot.dataset import Dataset
 from pirl.data.lerobot.hub import is_hub_id
 from pirl.data.robots import Robot, load_robot
@@ -21,8 +25,10 @@ from pirl.errors import ConfigError, DataError, UserError
 from pirl.files import expand_home, is_elsewhere
 from pirl.interop.reading import find_params
 from pirl.models.config import get_model_config
+from pirl.models.tokenizer import Tokenizer
 from pirl.packages import is_installed
 
+_LONGEST_PROMPT = 10_000  # tokens that are counted
 # The least value of each field.
 _AT_LEAST = {
     0: (
@@ -83,6 +89,7 @@ def check_data(config: RLTrainConfig, dataset: Dataset, robot: Robot) -> None:
 
 def _fits(config: RLTrainConfig, dataset: Dataset, robot: Robot) -> Iterator[str]:
     other = "choose another robot (--data.robot), or describe this one in a JSON file."
+    widths: dict[str, int] = {}
     for what, names, wanted in (
         ("state", robot.state, robot.state_dim),
         ("actions", robot.actions, robot.action_dim),
@@ -95,10 +102,34 @@ def _fits(config: RLTrainConfig, dataset: Dataset, robot: Robot) -> Iterator[str
         if wanted is not None and width != wanted:
             yield f"{' + '.join(names)} has {width} dimensions, robot {robot.name} has {wanted}: {other}"
         else:
-            yield from _widths(config, dataset.name, **{"state_dim" if what == "state" else "action_dim": width})
+            widths[what] = width
+        if what == "state" and config.model.max_token_len:
+            yield from _prompts(config, dataset, robot, width)
+    yield from _widths(config, dataset.name, widths.get("state"), widths.get("actions"))
     if missing := sorted(set(robot.cameras.values()) - set(dataset.cameras)):
         has = ", ".join(dataset.cameras) or "none"
         yield f"robot {robot.name} sees through {', '.join(missing)}; the cameras are {has}: {other}"
+
+
+def _prompts(config: RLTrainConfig, dataset: Dataset, robot: Robot, state_dim: int) -> Iterator[str]:
+    """Whether the model has room for the longest prompt, with all that learners add to it."""
+    model, agent = config.model, config.agent
+    counting = Tokenizer.for_model(dataclasses.replace(model, max_token_len=_LONGEST_PROMPT))
+    # Where the prompt spells the state, three digits for each number are the most it takes.
+    state = np.ones(state_dim) if model.discrete_state_input else None
+    indicates = (isinstance(agent, ACRLPDConfig) and agent.actor_mode == "condition") or (
+        isinstance(agent, RIPTConfig) and agent.weighting == "guidance"
+    )
+    needed = 0
+    for task in {dataset.rows.tasks[task] for task in np.unique(dataset.rows.task_of_row).tolist()}:
+        prompt = task or robot.default_prompt or ""
+        prompts = [prompt, indicate(prompt, False), indicate(prompt, True)] if indicates else [prompt]
+        needed = max(needed, *(int(counting(text, state)[1].sum()) for text in prompts))
+    if needed > model.max_token_len:
+        yield (
+            f"the longest prompt takes {needed} tokens, the model has room for model.max_token_len = "
+            f"{model.max_token_len}: set --model.max-token-len {needed}."
+        )
 
 
 def _listed(problems: list[str]) -> str:
@@ -249,16 +280,20 @@ def _model(config: RLTrainConfig) -> Iterator[str]:
 def _widths(
     config: RLTrainConfig, whose: str, state_dim: int | None = None, action_dim: int | None = None
 ) -> Iterator[str]:
-    for what, width in (("state", state_dim), ("actions", action_dim)):
-        if width is not None and width > config.model.action_dim:
-            yield (
-                f"{what} of {whose} have {width} dimensions, the model has room for model.action_dim = "
-                f"{config.model.action_dim}: choose a wider model, or another robot (--data.robot)."
-            )
+    width, what = max((action_dim or 0, "actions"), (state_dim or 0, "state"), key=lambda wide: wide[0])
+    if width > config.model.action_dim:
+        yield (
+            f"{what} of {whose} have {width} dimensions, the model has room for model.action_dim = "
+            f"{config.model.action_dim}: set --model.action-dim {width} (a checkpoint has to have as many), or choose "
+            "another robot (--data.robot)."
+        )
 
 
 def _start(config: RLTrainConfig) -> Iterator[str]:
     """What the policy begins with."""
+    norm_stats = config.data.norm_stats
+    if norm_stats not in ("dataset", "checkpoint") and not expand_home(norm_stats).exists():
+        yield f"data.norm_stats = {norm_stats} is neither dataset nor checkpoint nor the path of a norm_stats.json."
     if config.checkpoint is None:
         if not config.from_scratch:
             released = "pi05_base" if config.model.pi05 else "pi0_base"
@@ -272,7 +307,7 @@ def _start(config: RLTrainConfig) -> Iterator[str]:
                 f"a policy to begin with is missing. Give one with --checkpoint DIRECTORY ({where}), or begin with "
                 "random parameters with --from-scratch."
             )
-        if config.data.norm_stats == "checkpoint":
+        if norm_stats == "checkpoint":
             yield "data.norm_stats = checkpoint needs a --checkpoint to take them from; use --data.norm-stats dataset."
         return
     if config.from_scratch:

@@ -21,10 +21,14 @@ class DataConfig:
     """Rewards, and how episodes end."""
     selection: Selection = field(default_factory=Selection)
     """Which frames are sampled, and how often."""
+    bad_episodes: Literal["refuse", "skip"] = "refuse"
+    """Episodes that cannot be trained on, such as one without its video: refuse to train, or train on the others, with a
+    list of what is skipped. If more than half would be, training is refused either way."""
     validation_fraction: float = 0.0
     """Fraction of the episodes, chosen by the seed, to hold out from training for validation."""
-    norm_stats: Literal["dataset", "checkpoint"] = "dataset"
-    """Normalisation statistics of states and actions: computed from the dataset, or those in the checkpoint."""
+    norm_stats: str = "dataset"
+    """Normalisation statistics of states and actions: computed from the dataset (dataset), those in the checkpoint
+    (checkpoint), or those of a norm_stats.json, or a directory that holds one."""
     asset_id: str | None = None
     """Asset id of the statistics in checkpoints, read and written (none: the checkpoint's, else the robot's name)."""
     frame_compression: Literal["none", "png", "jpeg"] = "none"

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from pirl.data.sampler import AnchorStream, ChunkSampler, DatasetSource
     from pirl.data.statistics import compute_norm_stats, degenerate_dimensions
     from pirl.data.summary import summarize
+    from pirl.data.validate import scan_episodes, usable_episodes
 
 __getattr__, __dir__, __all__ = lazy_names(
     __name__,
@@ -89,5 +90,9 @@ __getattr__, __dir__, __all__ = lazy_names(
             "degenerate_dimensions",
         ),
         "summary": ("summarize",),
+        "validate": (
+            "scan_episodes",
+            "usable_episodes",
+        ),
     },
 )

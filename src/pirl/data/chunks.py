@@ -45,6 +45,7 @@ class Trajectories:
     prompts: Sequence[str]
     prompt_of_row: Int64[np.ndarray, " rows"]
     frames: Mapping[str, FrameReader] = field(default_factory=dict)
+    human: Bool[np.ndarray, " rows"] | None = None  # whether a human chose the action; None: nobody tells
 
     def __post_init__(self) -> None:
         if np.any(self.ends <= self.starts) or np.any(self.starts[1:] < self.ends[:-1]):
@@ -80,6 +81,7 @@ class ChunkBatch:
     next_terminal       whether the chunk contains a terminal
     sequence_mask       whether the critic may use the sample: it ends in an observation or in a terminal
     success             whether the episode is known to have succeeded
+    human               whether a human chose all the actions of the chunk, as in a correction
     indicated           the prompts that say of the actions that they are bad, and good; if the shape asks for them
     """
 
@@ -93,6 +95,7 @@ class ChunkBatch:
     next_terminal: Bool[Array, " b"]
     sequence_mask: Bool[Array, " b"]
     success: Bool[Array, " b"]
+    human: Bool[Array, " b"] | None = None
     indicated: tuple[Int[Array, "b 2 tokens"], Bool[Array, "b 2 tokens"]] | None = None
 
 
@@ -151,6 +154,8 @@ def cut_chunks(
         next_terminal=next_terminal,
         sequence_mask=next_terminal | (anchors + horizon < ends),
         success=trajectories.success[episodes] == 1,
+        # Past the end the last action is repeated, so what is human up to there is human.
+        human=np.zeros(count, bool) if trajectories.human is None else trajectories.human[rows].all(axis=1),
         indicated=_indicated(trajectories, anchors, policy_io) if shape.indicated else None,
     )
     return ChunkBatch(**arrays)

@@ -10,7 +10,8 @@ import numpy as np
 from jaxtyping import Bool, Int64
 
 from pirl.data.labels import LABEL_FILE, Label, read_labels, yes_or_no
-from pirl.data.lerobot.dataset import Dataset
+from pirl.data.lerobot.dataset import Dataset, is_beside
+from pirl.data.lerobot.rows import by_episode
 from pirl.data.problems import Problem
 
 # LeRobot's own name first; then RLinf's, what many write by hand, that of DROID, and that of Evo-RL's recorder.
@@ -35,6 +36,7 @@ class Evidence:
     unread_columns: tuple[str, ...]  # that may tell, by their names
     unread_fields: dict[int, tuple[str, ...]]  # of the metadata, by position, likewise
     problems: tuple[Problem, ...]  # with columns that are there, but cannot be read
+    read: frozenset[str | None]  # columns that could be read, if not in every episode
 
     def success(self, episode: int, first: int, last: int) -> tuple[bool | None, int]:
         """Whether an episode succeeded, and at which row if it did."""
@@ -77,6 +79,11 @@ class Evidence:
         label = self.labels.get(episode)
         return label is not None and label.success is not None
 
+    def is_spoken_for(self, episode: int) -> bool:
+        """Whether somebody said how it ended, which is believed before marks."""
+        label = self.labels.get(episode)
+        return label is not None and (label.success is not None or label.truncated is not None)
+
     def truncated(self, episode: int, last: int) -> bool | None:
         """Whether an episode was cut off rather than ended, where that is told."""
         label = self.labels.get(episode)
@@ -90,7 +97,7 @@ class Evidence:
 
 
 def gather_evidence(
-    dataset: Dataset, reward_column: str | None, success_column: str | None
+    dataset: Dataset, reward_column: str | None, success_column: str | None, success_threshold: float | None = None
 ) -> tuple[Evidence, list[Problem]]:
     """What is there, and what is wrong with it. The columns have their usual names unless others are given."""
     problems: list[Problem] = []
@@ -101,15 +108,20 @@ def gather_evidence(
 
     chosen = {
         "reward": reward_column or first_of([REWARD_COLUMN]),
-        "success": success_column or first_of(SUCCESS_COLUMNS),
+        "success": success_column or (first_of(SUCCESS_COLUMNS) if success_threshold is None else None),
         **{key: first_of(names) for key, names in END_COLUMNS.items()},
     }
     for key, wanted in (("reward", reward_column), ("success", success_column)):
-        if wanted is not None and wanted not in present:
+        if wanted is not None and wanted not in present and not is_beside(wanted):
             message = f"is not in the data; its columns are {', '.join(present)}"
             problems.append(Problem(message, column=wanted or "''"))
             chosen[key] = None
+    if success_threshold is not None and (success_column is not None or chosen["reward"] is None):
+        other = "success_column instead" if success_column is not None else "reward_column for their column"
+        problems.append(Problem(f"success_threshold = {success_threshold} is for rewards: set {other}"))
     found, complaints = _read_columns(dataset, chosen)
+    if success_threshold is not None and "reward" in found:
+        found["success"] = found["reward"] >= success_threshold
     listed, unread_fields = _listed_success(dataset)
     sounding = [name for name in present if _SOUNDS_LIKE_OUTCOME.search(name)]
     evidence = Evidence(
@@ -123,6 +135,7 @@ def gather_evidence(
         tuple(name for name in sounding if name not in chosen.values()),
         unread_fields,
         tuple(complaints),
+        frozenset(chosen[key] for key in found),
     )
     return evidence, problems
 
@@ -139,15 +152,17 @@ def _read_columns(dataset: Dataset, chosen: Mapping[str, str | None]) -> tuple[d
             message = f"should hold one number per frame{_REMEDY}"
             problems.append(Problem(message, column=name, value=str(values.dtype)))
             continue
-        bad = np.flatnonzero(~(np.isfinite(values) if key == "reward" else np.isin(values, (0, 1))))
-        if len(bad):
-            episode = int(np.searchsorted(dataset.starts, bad[0], side="right") - 1)
-            frame, number = int(bad[0] - dataset.starts[episode]), int(dataset.episode_ids[episode])
-            wrong = "is not finite" if key == "reward" else "should be 0 or 1"
-            message = f"frame {frame} {wrong}{_REMEDY}"
-            problems.append(Problem(message, "problem", number, None, name, str(values[bad[0]])))
+        sound = np.isfinite(values) if key == "reward" else np.isin(values, (0, 1))
+        wrong = list(by_episode(dataset.starts, np.flatnonzero(~sound)))
+        if 2 * len(wrong) > len(dataset.episode_ids):  # not a slip in some episodes: another kind of column
+            message = f"should be {'finite' if key == 'reward' else '0 or 1'} in every frame{_REMEDY}"
+            problems.append(Problem(message, column=name, value=str(values[wrong[0][1][0]])))
             continue
-        found[key] = values if key == "reward" else values.astype(bool)
+        for episode, rows in wrong:
+            frame, number = int(rows[0] - dataset.starts[episode]), int(dataset.episode_ids[episode])
+            message = f"frame {frame} {'is not finite' if key == 'reward' else 'should be 0 or 1'}{_REMEDY}"
+            problems.append(Problem(message, "problem", number, None, name, str(values[rows[0]])))
+        found[key] = np.where(sound, values, 0) if key == "reward" else sound & (values == 1)
     return found, problems
 
 
@@ -179,24 +194,21 @@ def _are_costs(episodes: Sequence[np.ndarray]) -> bool:
 
 
 def _labels(dataset: Dataset, problems: list[Problem]) -> dict[int, Label]:
-    position = {number: episode for episode, number in enumerate(dataset.episode_ids.tolist())}
-    labels = {}
-    for number, label in read_labels(dataset.root).items():
-        if number not in position:
-            message = "is labelled but not in the data: take its line out"
+    """Labels by position. Those of episodes that are not there, or not selected, are nobody's."""
+    labels = read_labels(dataset.root)
+    found = {}
+    for episode, (number, length) in enumerate(
+        zip(dataset.episode_ids.tolist(), dataset.lengths.tolist(), strict=True)
+    ):
+        label = labels.get(number)
+        if label is None:
+            continue
+        if label.length not in (None, length):
+            message = f"was labelled when it had {label.length} frames, now it has {length}: label it again"
             problems.append(Problem(message, file=LABEL_FILE, episode=number))
-        elif label.length not in (None, int(dataset.lengths[position[number]])):
-            problems.append(
-                Problem(
-                    f"was labelled when it had {label.length} frames, now it has "
-                    f"{dataset.lengths[position[number]]}: label it again",
-                    file=LABEL_FILE,
-                    episode=number,
-                )
-            )
         else:
-            labels[position[number]] = label
-    return labels
+            found[episode] = label
+    return found
 
 
 def _listed_success(dataset: Dataset) -> tuple[dict[int, bool], dict[int, tuple[str, ...]]]:

@@ -4,16 +4,18 @@ import csv
 import json
 import re
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from pirl.data.lerobot.layout import resolve_inside
+from pirl.data.problems import format_episodes
 from pirl.errors import DataError
 from pirl.files import write_file
 
 LABEL_FILE = "meta/pirl_labels.jsonl"
+DROPPED_FILE = "meta/pirl_dropped.txt"
 _YES = {"1", "1.0", "true", "yes", "y", "success", "successful", "succeeded"}
 _NO = {"0", "0.0", "false", "no", "n", "failure", "fail", "failed"}
 _MOST_EPISODES = 10_000_000
@@ -67,6 +69,27 @@ def write_labels(root: Path, labels: Mapping[int, Label]) -> Path:
     return path
 
 
+def read_dropped(root: Path) -> set[int]:
+    """Numbers of the episodes that somebody took out of the dataset, in a file that leaves the data untouched."""
+    try:
+        path = resolve_inside(root, DROPPED_FILE)
+        return set(parse_episodes(path.read_text(encoding="utf-8"))) if path.exists() else set()
+    except (OSError, ValueError, DataError) as error:
+        raise DataError(f"{root / DROPPED_FILE} cannot be read: {error}. Mend it, or delete it.") from error
+
+
+def write_dropped(root: Path, episodes: Collection[int]) -> None:
+    """Write which episodes are left out; the file goes where there are none."""
+    try:
+        path = resolve_inside(root, DROPPED_FILE)
+        if episodes:
+            write_file(path, f"{format_episodes(episodes)}\n")
+        else:
+            path.unlink(missing_ok=True)
+    except (OSError, ValueError) as error:
+        raise DataError(f"{root / DROPPED_FILE} cannot be written: {error}.") from error
+
+
 def read_csv(file: Path) -> dict[int, Label]:
     """Labels from a table with the columns episode, and success, reward or truncated (any of them)."""
     try:
@@ -102,15 +125,15 @@ def read_csv(file: Path) -> dict[int, Label]:
     return labels
 
 
-def parse_episodes(text: str, largest: int) -> list[int]:
+def parse_episodes(text: str, largest: int | None = None) -> list[int]:
     """Episode numbers, none above `largest`, from a list of numbers and ranges such as `0,3,7-12`."""
     episodes: list[int] = []
-    for part in filter(None, (part.strip() for part in text.split(","))):
+    for part in filter(None, re.split(r"[\s,]+", re.sub(r"\s*-\s*", "-", text))):
         found = _EPISODES.fullmatch(part)
         first, last = (int(found[1]), int(found[2] or found[1])) if found else (0, -1)
         if last < first:
             raise DataError(f"{part!r} is neither an episode number nor a range such as 7-12.")
-        if last > largest:
+        if largest is not None and last > largest:
             raise DataError(f"there is no episode {last} (in {part!r}); the last one is {largest}.")
         if last - first >= _MOST_EPISODES:
             raise DataError(f"{part!r} names more than {_MOST_EPISODES:,} episodes: give a shorter range.")

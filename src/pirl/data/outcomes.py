@@ -18,17 +18,22 @@ from pirl.data.lerobot.dataset import Dataset
 from pirl.data.problems import BrokenDatasetError, Problem
 from pirl.errors import ConfigError
 
-_WITHOUT_REWARDS = ": label them (pirl data label) or, for plain demonstrations, set unlabelled to success"
-_WITH_ZEROS = f", and the rewards are 0 throughout the dataset, as if nobody had filled them in{_WITHOUT_REWARDS}"
+_LABEL = "label them (pirl data label)"
+_WITHOUT_REWARDS = f": {_LABEL} or, for plain demonstrations, set unlabelled to success"
+_WITH_ZEROS = (
+    f", and the rewards are 0 throughout, as if nobody had filled them in{_WITHOUT_REWARDS}; if all of them failed, set "
+    "success_threshold to 1"
+)
 _WITH_REWARDS = (
-    ", nor do the rewards: label them (pirl data label), set success_column to the column that tells{perhaps}, or set "
-    "reward to raw, which takes the rewards as they are"
+    f", nor do the rewards, which go from {{low:g}} to {{high:g}}: {_LABEL}, set success_threshold to the reward from "
+    "which on it is a success (perhaps {high:g}), set success_column to the column that tells{perhaps}, or set reward to "
+    "raw, which takes the rewards as they are"
 )
 _WITH_COLUMNS = (
     ", though {names} may tell: set success_column to the column that is 1 at success, or reward_column to that of the "
-    "rewards, or label them (pirl data label)"
+    f"rewards (with success_threshold, if success is not a reward of 1), or {_LABEL}"
 )
-_WITH_FIELDS = ", and what {names} in their metadata means is not known: label them (pirl data label)"
+_WITH_FIELDS = f", and what {{names}} in their metadata means is not known: {_LABEL}"
 
 
 @dataclass(frozen=True)
@@ -42,6 +47,8 @@ class OutcomeConfig:
     `unlabelled`: what to make of episodes that say nothing about success. Where there are rewards that cannot be
     understood, or columns and metadata that are called like outcomes and are not read, nothing is taken for a success:
     they may well tell failures. Rewards of 0 throughout are as none.
+    `success_threshold`: an episode succeeds with the first reward of at least this much; for rewards such as 0 and 100,
+    or of several stages. No success column is read then.
     """
 
     reward: Literal["sparse", "step_penalty", "raw"] = "sparse"
@@ -49,6 +56,7 @@ class OutcomeConfig:
     success_column: str | None = None
     failures: Literal["auto", "terminal", "timeout"] = "auto"
     unlabelled: Literal["error", "success"] = "error"
+    success_threshold: float | None = None
 
     def __post_init__(self) -> None:
         for name, value, known in (
@@ -82,10 +90,14 @@ def read_outcomes(dataset: Dataset, config: OutcomeConfig) -> Outcomes:
 
 def try_outcomes(dataset: Dataset, config: OutcomeConfig) -> tuple[Outcomes | None, list[Problem]]:
     """The outcomes, or everything that keeps them from being told."""
-    evidence, problems = gather_evidence(dataset, config.reward_column, config.success_column)
-    # What people said goes before columns, so those that cannot be read are not missed where all is said.
-    if config.reward == "raw" or not all(map(evidence.is_labelled, range(len(dataset.episode_ids)))):
+    evidence, problems = gather_evidence(dataset, config.reward_column, config.success_column, config.success_threshold)
+    # What people said goes before columns, so those that cannot be read are not missed where it is said.
+    numbers = dataset.episode_ids.tolist()
+    labelled = {number for episode, number in enumerate(numbers) if evidence.is_labelled(episode)}
+    if config.reward == "raw":
         problems += evidence.problems
+    elif len(labelled) < len(numbers):
+        problems += [p for p in evidence.problems if p.episode not in labelled or p.column not in evidence.read]
     if problems:
         return None, problems
     starts = dataset.starts.tolist()
@@ -96,9 +108,10 @@ def try_outcomes(dataset: Dataset, config: OutcomeConfig) -> tuple[Outcomes | No
     endings = {episode: _find_ending(episode, evidence, config) for episode in episodes}
     told = {episode: ending for episode, ending in endings.items() if ending is not None}
     silent = [episode for episode in episodes if episode not in told]
-    if problems := [*_early_marks(told, evidence), *_silences(silent, evidence)]:
+    marks = list(_early_marks(told, evidence))
+    if problems := [*(mark for mark in marks if mark.severity == "problem"), *_silences(silent, evidence)]:
         return None, problems
-    return _lay_out(told, evidence, config), []
+    return _lay_out(told, evidence, config, marks), []
 
 
 @dataclass(frozen=True)
@@ -143,14 +156,23 @@ def _failures(config: OutcomeConfig) -> str:
 
 
 def _early_marks(told: Mapping[_Episode, _Ending], evidence: Evidence) -> Iterator[Problem]:
-    """Ends that are marked where an episode goes on, unless somebody said how it ended."""
+    """Ends that are marked where an episode goes on, unless somebody said how it ended.
+
+    Some recorders go on for a moment after the end: marks that last until the end of the recording are a note.
+    """
     for episode, ending in told.items():
-        label = evidence.labels.get(episode.position)
-        for key, marks in evidence.ends.items() if label is None or label.truncated is None else ():
-            if len(early := np.flatnonzero(marks[episode.first : ending.end - 1])):
+        for key, marks in evidence.ends.items() if not evidence.is_spoken_for(episode.position) else ():
+            unmarked = np.flatnonzero(~marks[episode.first : episode.last])
+            early = np.flatnonzero(marks[episode.first : ending.end - 1])
+            if not len(early):
+                continue
+            if not len(unmarked) or early[0] > unmarked[-1]:
+                message = "marks several frames up to the last as the end; the last one is taken"
+                yield Problem(message, "note", episode.number, None, evidence.names[key])
+            else:
                 message = (
-                    f"frame {early[0]} is marked as the end, but the episode goes on: split it there, or label it (pirl "
-                    "data label), which is believed before the mark"
+                    f"frame {early[0]} is marked as the end, but the episode goes on: label it (pirl data label), which "
+                    "is believed before the mark"
                 )
                 yield Problem(message, "problem", episode.number, None, evidence.names[key])
 
@@ -169,7 +191,9 @@ def _silences(silent: Sequence[_Episode], evidence: Evidence) -> Iterator[Proble
 def _advice(episode: int, evidence: Evidence) -> str:
     columns, fields = (" and ".join(names) for names in evidence.unread(episode))
     if evidence.has_rewards(episode):
-        return _WITH_REWARDS.format(perhaps=f" (perhaps {columns})" if columns else "")
+        rewards = np.zeros(1) if evidence.reward is None else evidence.reward
+        perhaps = f" (perhaps {columns})" if columns else ""
+        return _WITH_REWARDS.format(perhaps=perhaps, low=rewards.min(), high=rewards.max())
     if columns:
         return _WITH_COLUMNS.format(names=columns)
     if fields:
@@ -177,11 +201,17 @@ def _advice(episode: int, evidence: Evidence) -> str:
     return _WITH_ZEROS if evidence.has_only_zeros else _WITHOUT_REWARDS
 
 
-def _lay_out(told: Mapping[_Episode, _Ending], evidence: Evidence, config: OutcomeConfig) -> Outcomes:
+def _lay_out(
+    told: Mapping[_Episode, _Ending], evidence: Evidence, config: OutcomeConfig, marks: Sequence[Problem]
+) -> Outcomes:
     """What is known of all episodes, by row and by episode."""
     rows = max((episode.last for episode in told), default=0)
     rewards, terminals = np.zeros(rows, np.float32), np.zeros(rows, bool)
-    notes = [*_placeholders(told, evidence), *(replace(problem, severity="note") for problem in evidence.problems)]
+    notes = [
+        *marks,
+        *_placeholders(told, evidence),
+        *(replace(problem, severity="note") for problem in evidence.problems),
+    ]
     for episode, ending in told.items():
         terminals[ending.end - 1] = ending.terminal
         rewards[episode.first : ending.end] = _rewards(episode, ending, evidence, config)

@@ -2,23 +2,28 @@
 
 import contextlib
 import hashlib
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
-from jaxtyping import Float, Float64
+from jaxtyping import Bool, Float, Float64, Int64
 
 from pirl.data.chunks import Trajectories
+from pirl.data.corrections import INTERVENTION_COLUMNS, human_throughout, read_interventions
 from pirl.data.frames.cache import FrameCacheConfig, open_frames
 from pirl.data.lerobot.dataset import Dataset
 from pirl.data.outcomes import OutcomeConfig, Outcomes, read_outcomes
 from pirl.data.robots import Robot
-from pirl.data.statistics import compute_norm_stats
+from pirl.data.statistics import compute_norm_stats, degenerate_dimensions, safe_scales, sample_range
 from pirl.data.transforms import make_mask
 from pirl.errors import CheckpointError, ConfigError, DataError
 from pirl.files import cache_directory
 from pirl.interop.norm_stats import NormStats, read_norm_stats, write_norm_stats
 from pirl.models.config import Pi0Config
+
+logger = logging.getLogger(__name__)
 
 
 def robot_columns(
@@ -42,11 +47,6 @@ def robot_columns(
             raise DataError(
                 f"{dataset.name}: {' + '.join(names)} has {array.shape[1]} dimensions, robot {robot.name!r} has {width}."
             )
-        if len(bad := np.flatnonzero(~np.isfinite(array).all(axis=1))):
-            raise DataError(
-                f"{dataset.name}: {' + '.join(names)} is not finite in {len(bad)} frames, first in "
-                f"{_place(dataset, int(bad[0]))}: see pirl data check {dataset.name}."
-            )
         joined.append(array)
     return joined[0], joined[1]
 
@@ -57,24 +57,40 @@ def _place(dataset: Dataset, row: int) -> str:
     return f"episode {dataset.episode_ids[episode]}, frame {row - dataset.starts[episode]}"
 
 
-def dataset_norm_stats(dataset: Dataset, robot: Robot, horizon: int) -> dict[str, NormStats]:
-    """The statistics to normalise with, from the columns alone; kept in the cache, by content."""
+def dataset_norm_stats(
+    dataset: Dataset,
+    robot: Robot,
+    horizon: int,
+    *,
+    ends: Int64[np.ndarray, " episodes"] | None = None,
+    used: Bool[np.ndarray, " rows"] | None = None,
+) -> dict[str, NormStats]:
+    """The statistics to normalise with, from the columns alone; kept in the cache, by content.
+
+    They are over chunks from all frames or, as training sees them, from frames that are `used`, up to the `ends` of
+    episodes. Dimensions that do not vary get a scale that is safe to divide by, with a warning.
+    """
     states, actions = robot_columns(dataset, robot)
     adapted = robot.joint_transforms()({"state": states, "actions": actions})
     states, actions = (np.asarray(adapted[key], np.float64) for key in ("state", "actions"))
+    ends = dataset.starts[1:] if ends is None else ends
+    used = np.ones(len(states), bool) if used is None else used
     digest = hashlib.blake2b(digest_size=16)
-    for array in (states, actions, dataset.starts, np.array([horizon, *robot.delta], np.int64)):
+    for array in (states, actions, dataset.starts, ends, used, np.array([horizon, *robot.delta], np.int64)):
         digest.update(repr((array.shape, array.dtype.str)).encode())
         digest.update(np.ascontiguousarray(array).tobytes())
     file = cache_directory() / "norm_stats" / f"{digest.hexdigest()}.json"
-    # A cache that is damaged, or cannot be written, only costs time.
-    with contextlib.suppress(CheckpointError):
-        return read_norm_stats(file)
     mask = make_mask(*robot.delta)
-    stats = compute_norm_stats(states, actions, dataset.starts, horizon, np.asarray(mask, bool) if any(mask) else None)
-    with contextlib.suppress(OSError):
-        write_norm_stats(file, stats)
-    return stats
+    samples: tuple[Any, ...] = (states, actions, dataset.starts, horizon, np.asarray(mask, bool) if any(mask) else None)
+    try:
+        stats = read_norm_stats(file)
+    except CheckpointError:  # a cache that is damaged, or cannot be written, only costs time
+        stats = compute_norm_stats(*samples, ends=ends, used=used)
+        with contextlib.suppress(OSError):
+            write_norm_stats(file, stats)
+    for sentence in degenerate_dimensions(stats):
+        logger.warning("%s: %s", dataset.name, sentence)
+    return safe_scales(stats, lambda: sample_range(*samples, ends=ends, used=used))
 
 
 def load_trajectories(
@@ -94,6 +110,14 @@ def load_trajectories(
         )
     states, actions = robot_columns(dataset, robot)
     found = read_outcomes(dataset, outcomes or OutcomeConfig())
+    last = np.repeat(found.ends, dataset.lengths)
+    finite = np.isfinite(states).all(axis=1) & np.isfinite(actions).all(axis=1) | (np.arange(len(last)) >= last)
+    if not finite.all():
+        where = _place(dataset, int(np.argmin(finite)))
+        raise DataError(
+            f"{dataset.name}: state or actions are not finite in {np.count_nonzero(~finite)} frames, first in {where}: "
+            f"see pirl data check {dataset.name}."
+        )
     prompts = [task or robot.default_prompt or "" for task in dataset.rows.tasks]
     speechless = np.flatnonzero(~np.array([bool(prompt) for prompt in prompts], bool)[dataset.rows.task_of_row])
     if model.max_token_len and len(speechless):
@@ -107,6 +131,9 @@ def load_trajectories(
         raise ConfigError(
             f"a frame cache of {config.height}×{config.width} pixels does not fit a model that sees {height}×{width}."
         )
+    human, unread = read_interventions(dataset)
+    for problem in unread:
+        logger.warning("%s: %s", dataset.name, problem)
     frames = open_frames(dataset, list(robot.cameras.values()), config, progress=progress) if robot.cameras else {}
     return Trajectories(
         states=states,
@@ -119,6 +146,7 @@ def load_trajectories(
         prompts=prompts,
         prompt_of_row=dataset.rows.task_of_row,
         frames={slot: frames[name] for slot, name in robot.cameras.items()},
+        human=human,
     )
 
 
@@ -127,8 +155,9 @@ class Selection:
     """Which frames are sampled, and how often. Filters first: what they leave out has no weight.
 
     `tasks`: only these task strings. `success`: only successes (True) or failures (False). `episodes`: only these
-    episode numbers. Weights multiply: of the outcome (1 where it is not known), and of the task. `success_fraction`:
-    how much of what is sampled comes from successes, however many of these there are.
+    episode numbers (0,3,7-12 as an option); others are neither checked nor read. Weights multiply: of the outcome (1
+    where it is not known), and of the task. `success_fraction`: how much of what is sampled comes from successes, however
+    many of these there are. `human`: only chunks that a human chose throughout, as a column `intervention` tells.
     """
 
     tasks: tuple[str, ...] | None = None
@@ -138,13 +167,14 @@ class Selection:
     failure_weight: float = 1.0
     success_fraction: float | None = None
     task_weights: Mapping[str, float] = field(default_factory=dict)
+    human: bool = False
 
     def __post_init__(self) -> None:
         if self.success_fraction is not None and not 0 < self.success_fraction < 1:
             raise ConfigError(f"success_fraction should be between 0 and 1, or none; it is {self.success_fraction}.")
 
-    def weights(self, dataset: Dataset, outcomes: Outcomes) -> Float64[np.ndarray, " rows"]:
-        """The weight of each row as an anchor."""
+    def weights(self, dataset: Dataset, outcomes: Outcomes, horizon: int = 1) -> Float64[np.ndarray, " rows"]:
+        """The weight of each row as an anchor of a chunk of so many actions."""
         texts, numbers = list(dataset.rows.tasks), dataset.episode_ids.tolist()
         for name in (*(self.tasks or ()), *self.task_weights):
             if name not in texts:
@@ -161,6 +191,12 @@ class Selection:
         if self.episodes is not None:
             of_episode = of_episode * np.isin(dataset.episode_ids, self.episodes)
         weights = np.repeat(of_episode, dataset.lengths) * of_task[dataset.rows.task_of_row]
+        if self.human:
+            marks, problems = read_interventions(dataset)
+            if marks is None:
+                why = str(problems[0]) if problems else f"no column is called {' or '.join(INTERVENTION_COLUMNS)}"
+                raise ConfigError(f"selection.human: {dataset.name} does not tell what a human chose: {why}.")
+            weights = weights * human_throughout(marks, np.repeat(outcomes.ends, dataset.lengths), horizon)
         if not weights.any():
             raise ConfigError(f"the filters leave nothing of {dataset.name}: {self}.")
         succeeded = np.repeat(success == 1, dataset.lengths)

@@ -46,6 +46,8 @@ class Robot:
             if not getattr(self, field):
                 raise refuse(f"{field} names no dataset column; it needs at least one.")
         covered = sum(map(abs, self.delta))
+        mask = make_mask(*self.delta) if covered <= _MOST_DIMENSIONS else ()
+        needed = {"state_dim": max((dim + 1 for dim, relative in enumerate(mask) if relative), default=0)}
         if covered > _MOST_DIMENSIONS:
             raise refuse(f"delta = {self.delta!r:.60} covers more than {_MOST_DIMENSIONS} dimensions.")
         for field in ("state_dim", "action_dim"):
@@ -54,8 +56,10 @@ class Robot:
                 continue
             if dim < 1:
                 raise refuse(f"{field} = {dim} must be positive.")
-            if dim < covered:
-                raise refuse(f"delta = {self.delta} covers {covered} dimensions, but {field} = {dim}.")
+            if dim < needed.get(field, covered):
+                raise refuse(
+                    f"delta = {self.delta} needs {needed.get(field, covered)} dimensions, but {field} = {dim}."
+                )
             if self.adapt == "aloha" and dim != ALOHA_DIM:
                 raise refuse(f"adapt = 'aloha' is for {ALOHA_DIM} dimensions, but {field} = {dim}.")
 

@@ -1,6 +1,6 @@
 """Normalisation statistics of states and action chunks: what OpenPI's compute_norm_stats estimates, computed exactly."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 from jaxtyping import Bool, Float, Float64, Int, Int64
@@ -15,8 +15,12 @@ LARGEST = 1e100
 # Deltas enumerated at a time: few enough to stay in the processor's cache.
 BLOCK = 2**16
 
+_GIVE_RANGE = "give its range in a norm_stats.json (--data.norm-stats FILE)"
+
 # Mean, standard deviation, q01 and q99 of one dimension.
 Summary = tuple[float, float, float, float]
+# The least and the greatest value of each dimension, by quantity.
+Ranges = Mapping[str, tuple[np.ndarray, np.ndarray]]
 
 
 def compute_norm_stats(
@@ -25,12 +29,16 @@ def compute_norm_stats(
     starts: Int[np.ndarray, " episodes_plus_one"],
     horizon: int,
     delta_mask: Bool[np.ndarray, " dims"] | None = None,
+    *,
+    ends: Int[np.ndarray, " episodes"] | None = None,
+    used: Bool[np.ndarray, " frames"] | None = None,
 ) -> dict[str, NormStats]:
-    """Statistics of `state` and `actions` over all training samples, one sample per frame.
+    """Statistics of `state` and `actions` over all training samples, one sample per frame, or per frame that is `used`.
 
-    Episode i is rows `starts[i]:starts[i + 1]`. A sample holds its frame's state and the chunk of the `horizon` actions
-    from there on, the last one repeated past the end of the episode, so an action counts as often as chunks show it.
-    Dimensions set in `delta_mask` are taken relative to the sample's state; those beyond the mask are absolute.
+    Episode i is rows `starts[i]:starts[i + 1]`, or up to `ends[i]`, where it is cut. A sample holds its frame's state
+    and the chunk of the `horizon` actions from there on, the last one repeated past the end of the episode, so an action
+    counts as often as chunks show it. Dimensions set in `delta_mask` are taken relative to the sample's state; those
+    beyond the mask are absolute.
 
     A quantile q of n values is the smallest value v with at least q * n values <= v. OpenPI looks for the first bin of
     a histogram whose cumulative count reaches q * n and reports its left edge; this is that rule with bins so narrow
@@ -40,46 +48,86 @@ def compute_norm_stats(
     starts = np.asarray(starts, np.int64)
     mask = np.zeros(0, bool) if delta_mask is None else delta_mask
     _check_shapes(states, actions, starts, horizon, mask)
-    _check_values("states", states, starts)
-    _check_values("actions", actions, starts)
+    samples, last = _samples(starts, ends, used)
+    if not len(samples):
+        raise DataError("no frames are left to compute statistics of.")
+    counts = _appearances(len(states), samples, last, horizon)
+    shown = np.flatnonzero(counts)
+    _check_values("states", states, starts, samples)
+    _check_values("actions", actions, starts, shown)
 
     def column(values: np.ndarray, dim: int) -> Float64[np.ndarray, " frames"]:
         return np.ascontiguousarray(values[:, dim], np.float64)
 
-    once = np.ones(len(states), np.int64)
-    counts = _appearances(starts, horizon)
-    last = np.repeat(starts[1:] - 1, np.diff(starts))
+    once = np.ones(len(samples), np.int64)
 
     def action_summary(dim: int) -> Summary:
         if dim < len(mask) and mask[dim]:
-            return _delta_summary(column(states, dim), column(actions, dim), counts, last, horizon)
-        return _summary(column(actions, dim), counts)
+            return _delta_summary(column(states, dim), column(actions, dim), counts, samples, last, horizon)
+        return _summary(column(actions, dim)[shown], counts[shown])
 
     summaries = {
-        "state": [_summary(column(states, dim), once) for dim in range(states.shape[1])],
+        "state": [_summary(column(states, dim)[samples], once) for dim in range(states.shape[1])],
         "actions": [action_summary(dim) for dim in range(actions.shape[1])],
     }
     return {name: NormStats(*np.array(rows, np.float64).T) for name, rows in summaries.items()}
+
+
+def sample_range(
+    states: Float[np.ndarray, "frames state_dim"],
+    actions: Float[np.ndarray, "frames action_dim"],
+    starts: Int[np.ndarray, " episodes_plus_one"],
+    horizon: int,
+    delta_mask: Bool[np.ndarray, " dims"] | None = None,
+    *,
+    ends: Int[np.ndarray, " episodes"] | None = None,
+    used: Bool[np.ndarray, " frames"] | None = None,
+) -> Ranges:
+    """The least and the greatest value of each dimension over the same samples."""
+    samples, last = _samples(np.asarray(starts, np.int64), ends, used)
+    mask = np.zeros(actions.shape[1], bool)
+    mask[: 0 if delta_mask is None else len(delta_mask)] = False if delta_mask is None else delta_mask
+    origin = np.zeros((len(samples), actions.shape[1]))
+    origin[:, mask] = states[samples][:, np.flatnonzero(mask)]
+    low, high = np.full(actions.shape[1], np.inf), np.full(actions.shape[1], -np.inf)
+    for step in range(horizon):
+        shown = actions[np.minimum(samples + step, last)] - origin
+        low, high = np.minimum(low, shown.min(axis=0)), np.maximum(high, shown.max(axis=0))
+    seen = np.asarray(states[samples], np.float64)
+    return {"state": (seen.min(axis=0), seen.max(axis=0)), "actions": (low, high)}
+
+
+def _samples(
+    starts: Int64[np.ndarray, " episodes_plus_one"], ends: np.ndarray | None, used: np.ndarray | None
+) -> tuple[Int64[np.ndarray, " samples"], Int64[np.ndarray, " samples"]]:
+    """The frames that samples begin at, and the last frame of the episode of each."""
+    lengths = np.diff(starts)
+    last = np.repeat((starts[1:] if ends is None else np.asarray(ends, np.int64)) - 1, lengths)
+    rows = np.arange(starts[-1])
+    samples = rows[(rows <= last) & (True if used is None else used)]
+    return samples, last[samples]
 
 
 def frame_stats(
     name: str, values: Float[np.ndarray, "frames dims"], starts: Int[np.ndarray, " episodes_plus_one"]
 ) -> NormStats:
     """Statistics of one quantity in which every frame counts once; `name` is what complaints call it."""
-    _check_values(name, values, np.asarray(starts, np.int64))
+    _check_values(name, values, np.asarray(starts, np.int64), np.arange(len(values)))
     once = np.ones(len(values), np.int64)
     columns = np.ascontiguousarray(values.T, np.float64)
     return NormStats(*np.array([_summary(column, once) for column in columns], np.float64).T)
 
 
-def _appearances(starts: Int64[np.ndarray, " episodes_plus_one"], horizon: int) -> Int64[np.ndarray, " frames"]:
+def _appearances(
+    frames: int, samples: Int64[np.ndarray, " samples"], last: Int64[np.ndarray, " samples"], horizon: int
+) -> Int64[np.ndarray, " frames"]:
     """How many of the steps of all chunks show each row's action."""
-    lengths = np.diff(starts)
-    frame = np.arange(starts[-1]) - np.repeat(starts[:-1], lengths)
-    counts = np.minimum(frame + 1, horizon)
-    # The chunk of the last frame shows the last action `horizon` times, the one before once less, and so on.
-    reaching = np.minimum(lengths, horizon)
-    counts[starts[1:] - 1] = reaching * horizon - reaching * (reaching - 1) // 2
+    stop = np.minimum(samples + horizon, last + 1)
+    changes = np.zeros(frames + 1, np.int64)
+    np.add.at(changes, samples, 1)
+    np.add.at(changes, stop, -1)
+    counts = np.cumsum(changes)[:-1]
+    np.add.at(counts, last, samples + horizon - stop)  # past the end, the last action is repeated
     return counts
 
 
@@ -107,22 +155,23 @@ def _delta_summary(
     state: Float64[np.ndarray, " frames"],
     action: Float64[np.ndarray, " frames"],
     counts: Int64[np.ndarray, " frames"],
-    last: Int64[np.ndarray, " frames"],
+    samples: Int64[np.ndarray, " samples"],
+    last: Int64[np.ndarray, " samples"],
     horizon: int,
 ) -> Summary:
-    """Statistics of `action[min(t + k, last[t])] - state[t]` over all frames t and steps k.
+    """Statistics of `action[min(t + k, last)] - state[t]` over all samples t and steps k.
 
     Each of these differences is its own number, so they are enumerated, block by block; kept are only the lowest and
     the highest hundredth, which for a horizon of 50 is less than the states and actions themselves take.
     """
-    total = len(state) * horizon
-    mean = _mean(action, counts) - _mean(state, np.ones_like(counts))
+    total, shown = len(samples) * horizon, np.flatnonzero(counts)
+    mean = _mean(action[shown], counts[shown]) - _mean(state[samples], np.ones(len(samples), np.int64))
     lowest, highest = _Lowest(rank(1, total)), _Lowest(total - rank(99, total) + 1)
     squares = 0.0
     rows = max(1, BLOCK // horizon)
-    for begin in range(0, len(state), rows):
-        frames = np.arange(begin, min(begin + rows, len(state)))[:, None]
-        deltas = (action[np.minimum(frames + np.arange(horizon), last[frames])] - state[frames]).ravel()
+    for begin in range(0, len(samples), rows):
+        frames, ends = samples[begin : begin + rows, None], last[begin : begin + rows, None]
+        deltas = (action[np.minimum(frames + np.arange(horizon), ends)] - state[frames]).ravel()
         lowest.add(deltas)
         highest.add(-deltas)
         deltas -= mean
@@ -166,9 +215,10 @@ def _check_shapes(states: np.ndarray, actions: np.ndarray, starts: np.ndarray, h
                 f"{name} should be rows of numbers, one row per frame; the shape is {values.shape}. "
                 "Statistics need at least one frame and one dimension."
             )
-        if len(mask) > values.shape[1]:
+        relative = int(np.max(np.flatnonzero(mask), initial=-1)) + 1
+        if (needed := len(mask) if name == "actions" else relative) > values.shape[1]:
             raise DataError(
-                f"the delta mask covers {len(mask)} dimensions, but {name} have {values.shape[1]}: "
+                f"the delta mask covers {needed} dimensions, but {name} have {values.shape[1]}: "
                 f"there is no dimension {values.shape[1]}. Shorten the mask."
             )
     if len(states) != len(actions):
@@ -190,11 +240,11 @@ def _shorten(values: np.ndarray) -> str:
     return np.array2string(values, threshold=6, edgeitems=2, separator=", ")
 
 
-def _check_values(name: str, values: np.ndarray, starts: np.ndarray) -> None:
+def _check_values(name: str, values: np.ndarray, starts: np.ndarray, rows: Int64[np.ndarray, " rows"]) -> None:
     for dim in range(values.shape[1]):
-        usable = np.abs(values[:, dim], dtype=np.float64) < LARGEST  # False for NaN as well
+        usable = np.abs(values[rows, dim], dtype=np.float64) < LARGEST  # False for NaN as well
         if not usable.all():
-            row = int(np.argmin(usable))
+            row = int(rows[np.argmin(usable)])
             episode = int(np.searchsorted(starts, row, side="right")) - 1
             raise DataError(
                 f"{name}: row {row} (episode {episode}, frame {row - starts[episode]}), dimension {dim} is "
@@ -202,23 +252,65 @@ def _check_values(name: str, values: np.ndarray, starts: np.ndarray) -> None:
             )
 
 
+def safe_scales(
+    stats: Mapping[str, NormStats],
+    ranges: Callable[[], Ranges],
+) -> dict[str, NormStats]:
+    """The same statistics, but for dimensions that give nothing to divide by.
+
+    A constant one is scaled as the others are (as the median of those that vary; by 1 where none does). One that moves
+    too rarely for its quantiles has its `ranges` (least and greatest values) in their place.
+    """
+    result = {}
+    for quantity, entry in stats.items():
+        flat, still = _degenerate(entry, strictly=True)
+        std, q01, q99 = entry.std.copy(), entry.q01, entry.q99
+        std[still] = np.median(entry.std[~still]) if not still.all() else 1.0
+        if q01 is not None and q99 is not None and (flat | still).any():
+            moving = ~(flat | still)
+            width = np.median((q99 - q01)[moving]) if moving.any() else 2.0
+            low, high = ranges()[quantity]
+            rare = flat & ~still
+            q01 = np.select([still, rare], [entry.mean - width / 2, low], q01)
+            q99 = np.select([still, rare], [entry.mean + width / 2, high], q99)
+        result[quantity] = NormStats(entry.mean, std, q01, q99)
+    return result
+
+
 def degenerate_dimensions(
     stats: Mapping[str, NormStats], names: Mapping[str, Sequence[str]] | None = None
 ) -> list[str]:
-    """A sentence for each dimension whose spread is too small to divide by; none for healthy statistics."""
+    """A sentence for each dimension whose spread is small to divide by; none for healthy statistics."""
     sentences = []
     for quantity, entry in stats.items():
-        magnitude = np.abs(entry.mean)
-        flat = np.zeros(len(magnitude), bool)
-        if entry.q01 is not None and entry.q99 is not None:
-            magnitude = np.max(np.abs([entry.mean, entry.q01, entry.q99]), axis=0)
-            flat = _is_tiny(entry.q99 - entry.q01, magnitude)
-        still = _is_tiny(entry.std, magnitude)
+        (flat, still), (is_rare, is_constant) = _degenerate(entry), _degenerate(entry, strictly=True)
         known = (names or {}).get(quantity, ())
         for dim in map(int, np.flatnonzero(flat | still)):
+            facts = f"std {float(entry.std[dim]):.4g}"
+            if entry.q01 is not None and entry.q99 is not None:
+                facts = f"q01 {float(entry.q01[dim]):.6g}, q99 {float(entry.q99[dim]):.6g}, {facts}"
+            if is_constant[dim]:
+                said = f"never changes ({facts}), so it is scaled like the others; if the robot moves it, {_GIVE_RANGE}"
+            elif is_rare[dim]:
+                said = f"moves too rarely for its quantiles ({facts}): its least and greatest values take their place"
+            else:
+                said = f"hardly varies ({facts}): small deviations from it count as much as large ones of others; "
+                said += f"if that is not meant, {_GIVE_RANGE}"
             title = f"{quantity} dimension {dim}" + (f" ({known[dim]})" if dim < len(known) else "")
-            sentences.append(f"{title} {_describe(entry, dim, bool(flat[dim]), bool(still[dim]))}")
+            sentences.append(f"{title} {said}")
     return sentences
+
+
+def _degenerate(
+    entry: NormStats, *, strictly: bool = False
+) -> tuple[Bool[np.ndarray, " dims"], Bool[np.ndarray, " dims"]]:
+    """Dimensions whose quantiles, and whose deviation, are small to divide by; `strictly`: nothing but rounding."""
+    magnitude = np.abs(entry.mean)
+    flat = np.zeros(len(magnitude), bool)
+    if entry.q01 is not None and entry.q99 is not None:
+        magnitude = np.max(np.abs([entry.mean, entry.q01, entry.q99]), axis=0)
+        flat = _is_tiny(entry.q99 - entry.q01, magnitude, strictly)
+    return flat, _is_tiny(entry.std, magnitude, strictly)
 
 
 def _usual(spread: np.ndarray, dim: int) -> float:
@@ -229,9 +321,9 @@ def _usual(spread: np.ndarray, dim: int) -> float:
 
 
 def _is_tiny(
-    spread: Float64[np.ndarray, " dims"], magnitude: Float64[np.ndarray, " dims"]
+    spread: Float64[np.ndarray, " dims"], magnitude: Float64[np.ndarray, " dims"], strictly: bool
 ) -> Bool[np.ndarray, " dims"]:
-    usual = np.array([_usual(spread, dim) for dim in range(len(spread))])
+    usual = np.array([0.0 if strictly else _usual(spread, dim) for dim in range(len(spread))])
     thresholds = [
         np.full_like(spread, EPSILON),  # the divisor is mostly the normaliser's constant
         1e-5 * magnitude,  # a hundred steps of float32: rounding, not motion
@@ -239,27 +331,3 @@ def _is_tiny(
         1e-2 * np.minimum(magnitude, usual),  # a sensor's jitter about a fixed value, while other dimensions move
     ]
     return spread <= np.max(thresholds, axis=0)
-
-
-def _describe(entry: NormStats, dim: int, flat: bool, still: bool) -> str:
-    std = float(entry.std[dim])
-    facts, effects = f"std {std:.4g}", []
-    # What does occur in the data, or else a hundredth of what is usual around it.
-    deviation = 0.01 * (_usual(entry.std, dim) or abs(float(entry.mean[dim])) or 1.0) if still else std
-    if entry.q01 is not None and entry.q99 is not None:
-        q01, q99 = float(entry.q01[dim]), float(entry.q99[dim])
-        facts = f"q01 {q01:.6g}, q99 {q99:.6g}, {facts}"
-        if flat:
-            effects.append(f"{2 * deviation / (q99 - q01 + EPSILON):.2g} after quantile normalisation")
-    if still:
-        effects.append(f"{deviation / (std + EPSILON):.2g} after z-score normalisation")
-    becomes = f"a deviation of {deviation:.2g} becomes {' and '.join(effects)}"
-    if not still:
-        return (
-            f"moves too rarely for its quantiles ({facts}): {becomes}, while z-scores are fine; normalise with "
-            "z-scores, or set its q01 and q99 in norm_stats.json to the range it can take."
-        )
-    return (
-        f"hardly varies ({facts}): {becomes}; use data in which it moves, or set its statistics in norm_stats.json to "
-        "the range it can take."
-    )

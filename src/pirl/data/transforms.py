@@ -154,7 +154,8 @@ class DeltaActions:
         return self._shift(data, np.add)
 
     def _shift(self, data: Data, combine: Callable[[Values, Values], Values]) -> dict[str, np.ndarray]:
-        given, dims = _states_and_actions(data), len(self.mask)
+        given = _states_and_actions(data)
+        dims = len(self.mask) - self.mask[::-1].index(True) if any(self.mask) else 0  # what follows is absolute
         if "actions" not in given:
             return dict(data)
         if "state" not in given:
@@ -162,13 +163,13 @@ class DeltaActions:
         state, actions = given["state"], given["actions"]
         if dims > min(state.shape[-1], actions.shape[-1]):
             raise DataError(
-                f"the delta mask has {dims} dimensions, but the state has {state.shape[-1]} and the actions have "
-                f"{actions.shape[-1]}: the mask may not be longer than either."
+                f"the delta mask makes {dims} dimensions relative, but the state has {state.shape[-1]} and the actions "
+                f"have {actions.shape[-1]}: both need them."
             )
         batch = state.shape[:-1]
         if batch != actions.shape[:-2][: len(batch)]:
             raise DataError(f"a state of shape {state.shape} does not belong to actions of shape {actions.shape}.")
-        origin = np.where(self.mask, state[..., :dims], 0)
+        origin = np.where(self.mask[:dims], state[..., :dims], 0)
         origin = origin.reshape(*batch, *[1] * (actions.ndim - 1 - len(batch)), dims)
         shifted = combine(actions[..., :dims], origin)
         return {**data, "actions": np.concatenate([shifted, actions[..., dims:]], axis=-1)}

@@ -86,6 +86,7 @@ def _chunks(setup: Setup) -> ChunkBatch:
         next_terminal=_shape((size,), jnp.bool_),
         sequence_mask=_shape((size,), jnp.bool_),
         success=_shape((size,), jnp.bool_),
+        human=_shape((size,), jnp.bool_),
     )
     return ChunkBatch(**fields)
 

@@ -32,14 +32,18 @@ from pirl.data import (
     dataset_norm_stats,
     load_robot,
     load_trajectories,
-    open_dataset,
+    open_frames,
     read_outcomes,
+    scan_episodes,
+    usable_episodes,
 )
+from pirl.data.problems import BrokenDatasetError
+from pirl.data.validate import leave_out
 from pirl.envs.planner import check_policy, check_same_actions, choose_statistics, find_policy
 from pirl.envs.pools import EnvPool
 from pirl.errors import CheckpointError, ConfigError, DataError
 from pirl.files import expand_home
-from pirl.interop import NormStats, check_match, load_policy, open_checkpoint
+from pirl.interop import NormStats, check_match, load_policy, open_checkpoint, read_norm_stats
 from pirl.models import Pi0, Tokenizer, abstract_model, create_model
 from pirl.run_files import RunFiles, saved_steps
 from pirl.training.learners import create_learner
@@ -137,20 +141,21 @@ def set_up(config: RLTrainConfig, *, resumed: RunFiles | None = None, progress: 
         start = open_checkpoint(find_policy(expand_home(config.checkpoint)))
         check_match(start, config.model, fresh_lora=True, to_learn=True)
     robot, model = load_robot(config.data.robot), config.model
-    dataset = None if config.data.repo_id is None else open_dataset(config.data.repo_id)
-    if dataset is not None:
-        check_data(config, dataset, robot)
-    asset_id, statistics = _statistics(config, dataset, robot, resumed)
+    dataset = trajectories = weights = held_out = None
+    if config.data.repo_id is not None:
+        dataset = _open_data(config, robot, progress)
+        found = read_outcomes(dataset, config.data.outcomes)
+        weights = config.data.selection.weights(dataset, found, model.action_horizon)
+        if config.data.validation_fraction:
+            weights, held_out = hold_out(weights, dataset, config.data.validation_fraction, config.seed)
+        samples = {"ends": found.ends, "used": weights > 0}
+    asset_id, statistics = _statistics(config, robot, resumed, dataset, samples if dataset is not None else {})
     tokenizer = Tokenizer.for_model(model) if model.max_token_len else None
     policy_io = PolicyIO(robot, model, statistics, tokenizer)
-    trajectories = weights = held_out = None
     if dataset is not None:
-        outcomes, data = config.data.outcomes, config.data
-        weights = data.selection.weights(dataset, read_outcomes(dataset, outcomes))
-        if data.validation_fraction:
-            weights, held_out = hold_out(weights, dataset, data.validation_fraction, config.seed)
-        cache = FrameCacheConfig(*model.image_resolution, compression=data.frame_compression)
-        trajectories = load_trajectories(dataset, robot, model, outcomes=outcomes, frame_cache=cache, progress=progress)
+        trajectories = load_trajectories(
+            dataset, robot, model, outcomes=config.data.outcomes, frame_cache=_frame_cache(config), progress=progress
+        )
     returns = None
     if trajectories is not None and weights is not None and isinstance(config.agent, ACRLPDConfig):
         returns = return_range(trajectories, weights > 0, config.agent.discount)
@@ -168,6 +173,26 @@ def set_up(config: RLTrainConfig, *, resumed: RunFiles | None = None, progress: 
         mesh=make_mesh(config.fsdp_devices),
         returns=returns,
     )
+
+
+def _frame_cache(config: RLTrainConfig) -> FrameCacheConfig:
+    return FrameCacheConfig(*config.model.image_resolution, compression=config.data.frame_compression)
+
+
+def _open_data(config: RLTrainConfig, robot: Robot, progress: bool) -> Dataset:
+    """The episodes to train on, checked before anything is decoded, and then decoded."""
+    data = config.data
+    assert data.repo_id is not None
+    dataset = scan_episodes(data.repo_id, data.selection.episodes)
+    check_data(config, dataset, robot)
+    dataset = usable_episodes(dataset, robot, data.outcomes, data.bad_episodes)
+    try:
+        if robot.cameras:
+            cameras, skips = list(robot.cameras.values()), data.bad_episodes == "skip"
+            open_frames(dataset, cameras, _frame_cache(config), progress=progress, find_all_damage=skips)
+    except BrokenDatasetError as error:
+        return leave_out(dataset, error.problems, data.bad_episodes)
+    return dataset
 
 
 def return_range(trajectories: Trajectories, used: Bool[np.ndarray, " rows"], discount: float) -> tuple[float, float]:
@@ -202,6 +227,8 @@ def data_identity(setup: Setup) -> dict[str, Any] | None:
     digest = hashlib.blake2b(digest_size=16)
     for array in (data.states, data.actions, data.rewards, data.terminals, data.ends, data.success):
         digest.update(np.ascontiguousarray(array).tobytes())
+    if data.human is not None:
+        digest.update(data.human.tobytes())
     asked = hashlib.blake2b("\0".join(data.prompts).encode(), digest_size=16)
     asked.update(np.ascontiguousarray(data.prompt_of_row).tobytes())
     return {
@@ -313,14 +340,24 @@ def _load(config: RLTrainConfig, sharding: ParameterSharding) -> Pi0:
 
 
 def _statistics(
-    config: RLTrainConfig, dataset: Dataset | None, robot: Robot, resumed: RunFiles | None
+    config: RLTrainConfig,
+    robot: Robot,
+    resumed: RunFiles | None,
+    dataset: Dataset | None,
+    samples: Mapping[str, np.ndarray],
 ) -> tuple[str, dict[str, NormStats]]:
     """The statistics to normalise with, and the name they are exported under: that under which they were found."""
     data = config.data
     if data.norm_stats == "dataset":
         assert dataset is not None
         asset_id = data.asset_id or _only_asset_id(config, resumed) or robot.name
-        return asset_id, dict(dataset_norm_stats(dataset, robot, config.model.action_horizon))
+        return asset_id, dict(dataset_norm_stats(dataset, robot, config.model.action_horizon, **samples))
+    if data.norm_stats != "checkpoint" and not (resumed is not None and saved_steps(resumed.policies)):
+        file = expand_home(data.norm_stats)
+        stats = read_norm_stats(file / "norm_stats.json" if file.is_dir() else file)
+        if missing := sorted({"state", "actions"} - set(stats)):
+            raise ConfigError(f"data.norm_stats: {file} has no statistics of {' and '.join(missing)}.")
+        return data.asset_id or _only_asset_id(config, resumed) or robot.name, dict(stats)
     source = _beginning(config, resumed)
     if source is None:
         raise ConfigError("data.norm_stats = checkpoint needs a --checkpoint to take them from.")

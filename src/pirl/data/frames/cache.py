@@ -35,6 +35,7 @@ from pirl.data.frames.store import (
     writing,
 )
 from pirl.data.images import resize_with_pad
+from pirl.data.problems import BrokenDatasetError, Problem
 from pirl.errors import ConfigError, DataError
 from pirl.processes import usable_cores
 from pirl.words import size
@@ -101,11 +102,17 @@ class _Entry:
 
 
 def open_frames(
-    source: FrameSource, camera_names: Sequence[str], config: FrameCacheConfig, *, progress: bool = True
+    source: FrameSource,
+    camera_names: Sequence[str],
+    config: FrameCacheConfig,
+    *,
+    progress: bool = True,
+    find_all_damage: bool = False,
 ) -> dict[str, Frames]:
     """The frames of these cameras; what is not in the cache yet is decoded first, by one process for all.
 
-    A build that is interrupted in any way is continued by the next call. The cache may be deleted at any time.
+    A build that is interrupted in any way is continued by the next call. The cache may be deleted at any time. Episodes
+    that cannot be decoded raise a BrokenDatasetError: the first, or all of them once the others are decoded.
     """
     entries = [_entry(source, camera, config) for camera in dict.fromkeys(camera_names)]
     workers = config.workers or usable_cores()
@@ -124,7 +131,7 @@ def open_frames(
             for entry in sorted(missing, key=lambda entry: entry.directory):
                 locks.enter_context(locked(entry.directory))
             if missing := open_complete():
-                _build(source, missing, config, workers, progress)
+                _build(source, missing, config, workers, progress, find_all_damage)
                 if open_complete():
                     raise DataError(f"the frame cache of {source.name} was deleted while it was built. Run again.")
     for entry in entries:
@@ -153,7 +160,14 @@ def _entry(source: FrameSource, camera: str, config: FrameCacheConfig) -> _Entry
     return _Entry(camera, entry_directory(directory, camera, key), layout)
 
 
-def _build(source: FrameSource, entries: list[_Entry], config: FrameCacheConfig, workers: int, progress: bool) -> None:
+def _build(
+    source: FrameSource,
+    entries: list[_Entry],
+    config: FrameCacheConfig,
+    workers: int,
+    progress: bool,
+    find_all_damage: bool,
+) -> None:
     """Write what is missing of these entries, and declare them complete."""
     total = sum(entry.layout.shape[0] for entry in entries)
     recorded = [recorded_episodes(entry.directory, entry.layout) for entry in entries]
@@ -171,14 +185,24 @@ def _build(source: FrameSource, entries: list[_Entry], config: FrameCacheConfig,
         advance = stack.enter_context(_progress(source.name, total, done, progress))
         pool = stack.enter_context(ThreadPoolExecutor(workers, "frame-cache"))
         try:
-            futures = [
-                pool.submit(writer.write, episode, _resized(source, entry, episode, stop, advance))
+            futures = {
+                pool.submit(writer.write, episode, _resized(source, entry, episode, stop, advance)): (entry, episode)
                 for entry, writer in zip(entries, writers, strict=True)
                 for episode in range(len(entry.layout.lengths))
                 if episode not in writer.finished
-            ]
+            }
+            damaged = []
             for future in as_completed(futures):
-                future.result()
+                try:
+                    future.result()
+                except FramesError as error:
+                    entry, episode = futures[future]
+                    number = int(source.episode_ids[episode])
+                    damaged.append(Problem(str(error), episode=number, column=entry.camera))
+                    if not find_all_damage:
+                        break
+            if damaged:
+                raise BrokenDatasetError(source.name, damaged, "has frames that cannot be decoded")
         except BaseException:
             stop.set()
             pool.shutdown(cancel_futures=True)
@@ -201,23 +225,27 @@ def _resized(
 ) -> Iterator[UInt8[np.ndarray, "h w 3"]]:
     """The frames of one episode in the size of the cache; fails if they are not as many as the episode has."""
     expected, count = int(entry.layout.lengths[episode]), 0
-    where = f"{source.name}: camera {entry.camera!r}, episode {source.episode_ids[episode]}"
-    for count, frame in enumerate(source.decode(entry.camera, episode), 1):
+    frames = source.decode(entry.camera, episode)
+    while True:
+        try:
+            frame = next(frames, None)
+            if frame is None:
+                break
+            resized = resize_with_pad(frame, entry.layout.height, entry.layout.width) if count < expected else None
+        except DataError as error:
+            raise FramesError(f"frame {count}: {error}") from error
         if stop.is_set():
             raise CancelledError
-        if count > expected:
-            continue
-        try:
-            resized = resize_with_pad(frame, entry.layout.height, entry.layout.width)
-        except DataError as error:
-            raise DataError(f"{where}, frame {count - 1}: {error}") from error
-        yield resized
-        advance()
+        count += 1
+        if resized is not None:
+            yield resized
+            advance()
     if count != expected:
-        raise DataError(
-            f"{where}: expected {expected} frames, got {count}. The recording is damaged or its metadata is wrong; "
-            "repair the episode or remove it from the dataset."
-        )
+        raise FramesError(f"expected {expected} frames, got {count}: the recording is damaged or its metadata is wrong")
+
+
+class FramesError(DataError):
+    """Frames of an episode that cannot be decoded."""
 
 
 def _check_space(name: str, entries: list[_Entry], config: FrameCacheConfig, total: int, done: int) -> str:

@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from jaxtyping import Int64
 
-from pirl.data.lerobot.layout import first_line
+from pirl.data.lerobot.layout import first_line, pointer_advice
 from pirl.errors import DataError
 
 # PIL knows many more, some of which run other programs.
@@ -26,11 +26,11 @@ class ParquetDamageError(DataError):
 
 
 class ColumnError(DataError):
-    """A column with a value that does not fit; `row` counts within the file."""
+    """A column with values that do not fit, in these `rows` of what was read; without any, in all of them."""
 
-    def __init__(self, message: str, row: int | None = None, value: str | None = None):
+    def __init__(self, message: str, rows: Int64[np.ndarray, " rows"] | None = None, value: str | None = None):
         super().__init__(message)
-        self.row, self.value = row, value
+        self.rows, self.value = rows, value
 
 
 class DepthPictureError(DataError):
@@ -58,14 +58,26 @@ def _opened(path: Path) -> Iterator[pq.ParquetFile]:
     except ParquetDamageError:
         raise
     except FileNotFoundError as error:
-        raise ParquetDamageError("is missing") from error
+        raise ParquetDamageError(pointer_advice(path) or "is missing") from error
     except (OSError, ValueError, KeyError, pa.ArrowException) as error:
-        raise ParquetDamageError(f"cannot be read: {first_line(error)}") from error
+        raise ParquetDamageError(pointer_advice(path) or f"cannot be read: {first_line(error)}") from error
 
 
-def read_table(path: Path, names: Sequence[str]) -> tuple[pa.Table, pa.Schema]:
-    """Those of the named columns that one file has, and the types of all columns it has."""
+def read_table(path: Path, names: Sequence[str], most_values: int) -> tuple[pa.Table, pa.Schema]:
+    """Those of the named columns that one file has, and the types of all columns it has.
+
+    A small file can unpack to more than the memory holds, so that no column may have more than `most_values`.
+    """
     with _opened(path) as file:
+        counts = dict.fromkeys(names, 0)
+        for group in map(file.metadata.row_group, range(file.num_row_groups)):
+            for column in map(group.column, range(group.num_columns)):
+                for name in names:
+                    if column.path_in_schema == name or column.path_in_schema.startswith(f"{name}."):
+                        counts[name] += column.num_values
+        if (most := max(counts.values(), default=0)) > most_values:
+            name = next(name for name, count in counts.items() if count == most)
+            raise ParquetDamageError(f"holds {most:,} values of {name}, far more than are declared")
         return file.read([name for name in names if name in file.schema_arrow.names]), file.schema_arrow
 
 
@@ -132,22 +144,20 @@ def to_numpy(column: pa.ChunkedArray, shape: tuple[int, ...] | None) -> np.ndarr
     rows = len(array)
     sizes: list[int] = []
     if array.null_count:
-        raise ColumnError("has empty cells", row=int(np.flatnonzero(np.asarray(array.is_null()))[0]), value="null")
+        raise ColumnError("has empty cells", np.flatnonzero(np.asarray(array.is_null())), "null")
     while _is_list(array.type):
         widths = np.asarray(pc.list_value_length(array))
         width = int(widths[0]) if len(widths) else 0
         if not sizes and shape is not None and len(shape) == 1:
             width = shape[0]
         if len(wrong := np.flatnonzero(widths != width)):
-            row = int(wrong[0]) // int(np.prod(sizes, initial=1))
-            many = f", as in {len(wrong)} cells in all" if len(wrong) > 1 else ""
-            raise ColumnError(
-                f"should have {width} values per frame{many}", row=row, value=f"{widths[wrong[0]]} values"
-            )
+            found = np.unique(wrong // int(np.prod(sizes, initial=1)))
+            raise ColumnError(f"should have {width} values per frame", found, f"{widths[wrong[0]]} values")
         sizes.append(width)
         array = array.flatten()
         if array.null_count:
-            raise ColumnError("has empty values inside its lists", value="null")
+            empty = np.flatnonzero(np.asarray(array.is_null())) // int(np.prod(sizes))
+            raise ColumnError("has empty values inside its lists", np.unique(empty), "null")
     try:
         values = array.to_numpy(zero_copy_only=False)
     except (pa.ArrowException, NotImplementedError) as error:

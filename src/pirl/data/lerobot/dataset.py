@@ -1,16 +1,19 @@
 """A LeRobot dataset, read-only: rows by episode and frame, columns as arrays, camera frames in order."""
 
 import logging
+import math
 import os
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from jaxtyping import Int64, UInt8
 
+from pirl.data.labels import DROPPED_FILE, read_dropped
 from pirl.data.lerobot.columns import (
     CellReader,
     ColumnError,
@@ -22,25 +25,46 @@ from pirl.data.lerobot.columns import (
 from pirl.data.lerobot.hub import locate
 from pirl.data.lerobot.layout import Info, read_info, resolve_inside
 from pirl.data.lerobot.metadata import Listing, read_listing
-from pirl.data.lerobot.rows import Rows, read_rows
+from pirl.data.lerobot.rows import Rows, by_episode, read_rows
 from pirl.data.lerobot.segments import Segment, find_segments
 from pirl.data.lerobot.video import decode_frames
-from pirl.data.problems import BrokenDatasetError, Problem
+from pirl.data.problems import BrokenDatasetError, Problem, format_episodes
 from pirl.errors import DataError
 
 logger = logging.getLogger(__name__)
+_MOST_UNDECLARED = 10_000  # values per frame of a column that info.json does not declare
 
 
 class Dataset:
-    """One dataset. Rows are in the order of episode and frame; an episode is named by its position, 0 … E-1."""
+    """One dataset. Rows are in the order of episode and frame; an episode is named by its position, 0 … E-1.
 
-    def __init__(self, root: Path, name: str, info: Info, listing: Listing, rows: Rows):
+    `whole` are the rows of all its episodes, where `rows` are only those of some.
+    """
+
+    def __init__(self, root: Path, name: str, info: Info, listing: Listing, rows: Rows, whole: Rows | None = None):
         self.root, self.name, self.info, self.listing, self.rows = root, name, info, listing, rows
+        self.whole = rows if whole is None else whole
         self.problems = [*listing.problems, *rows.problems]
         self._columns: dict[str, np.ndarray] = {}
         self._segments: dict[str, tuple[list[Segment | None], list[Problem]]] = {}
         self._cells = CellReader()
         self._lock = threading.Lock()
+
+    def select(self, numbers: Collection[int]) -> "Dataset":
+        """The same dataset with the episodes of these numbers alone, and of its problems those that concern them."""
+        chosen = set(numbers)
+        kept = [episode for episode, number in enumerate(self.episode_ids.tolist()) if number in chosen]
+        if len(kept) == len(self.episode_ids) and all(p.episode is None or p.episode in chosen for p in self.problems):
+            return self
+        part = Dataset(self.root, self.name, self.info, self.listing, self.rows.select(kept), self.whole)
+        part.problems = _concerning(self.problems, chosen)
+        rows = np.isin(np.repeat(self.episode_ids, self.lengths), part.episode_ids)
+        part._columns = {name: values[rows] for name, values in self._columns.items()}
+        part._segments = {
+            camera: ([segments[episode] for episode in kept], _concerning(problems, chosen))
+            for camera, (segments, problems) in self._segments.items()
+        }
+        return part
 
     # --- what is in it -----------------------------------------------------------------------------------------------
 
@@ -69,7 +93,7 @@ class Dataset:
 
     @property
     def column_names(self) -> tuple[str, ...]:
-        """Columns that the files have, cameras left out."""
+        """Columns that any of the files has, cameras left out."""
         return tuple(name for name in self.rows.column_names if name not in self.info.cameras)
 
     # --- columns -----------------------------------------------------------------------------------------------------
@@ -82,9 +106,15 @@ class Dataset:
         return columns
 
     def try_columns(self, names: Sequence[str]) -> tuple[dict[str, np.ndarray], list[Problem]]:
-        """The columns that can be read, and what is wrong with the others."""
-        missing = [name for name in names if name not in self._columns]
+        """The columns that can be read, and what is wrong with the others.
+
+        One of a table beside the data, by episode_index and frame_index, is called meta/FILE.parquet:COLUMN.
+        """
         problems: list[Problem] = []
+        for name in names:
+            if is_beside(name) and name not in self._columns:
+                problems += self._read_beside(name)
+        missing = [name for name in names if name not in self._columns and not is_beside(name)]
         parts: dict[str, list[np.ndarray]] = {name: [] for name in missing}
         if missing:
             with ThreadPoolExecutor() as pool:
@@ -106,26 +136,56 @@ class Dataset:
 
     def _read_file(self, number: int, names: Sequence[str]) -> tuple[dict[str, np.ndarray], list[Problem]]:
         relative, used = self.rows.files[number], self.rows.rows_in_use(number)
-        arrays, problems = {}, []
+        shapes = {name: self.info.features[name].shape if name in self.info.features else None for name in names}
+        widest = max(_MOST_UNDECLARED if shape is None else math.prod(shape) for shape in shapes.values())
+        arrays: dict[str, np.ndarray] = {}
+        problems: list[Problem] = []
+
+        def complain(message: str, column: str | None = None, error: ColumnError | None = None) -> None:
+            wrong = None if error is None else error.rows
+            for episode, frames in self.rows.frames_in(number, used if wrong is None else used[wrong]):
+                more = f" (and {len(frames) - 1} more frames)" if len(frames) > 1 else ""
+                said = message if wrong is None else f"frame {frames[0]} {message}{more}"
+                problems.append(Problem(said, "problem", episode, relative, column, error.value if error else None))
+
         try:
-            table, _ = read_table(resolve_inside(self.root, relative), names)
+            rows = int(np.diff(self.rows.file_starts)[number])
+            table, _ = read_table(resolve_inside(self.root, relative, links=True), names, 4 * rows * (widest + 1))
         except (ParquetDamageError, ValueError) as error:
-            return {}, [Problem(str(error), file=relative)]
+            complain(str(error))
+            return {}, problems
         for name in names:
             if name not in table.column_names:
-                problems.append(Problem("is not in the file", file=relative, column=name))
+                complain("is not in this file, though it is in others", name)
                 continue
-            feature = self.info.features.get(name)
             try:
                 column = table[name] if len(used) == len(table) else table[name].take(pa.array(used))
-                arrays[name] = to_numpy(column, feature.shape if feature else None)
+                arrays[name] = to_numpy(column, shapes[name])
             except ColumnError as error:
-                episode, message = None, str(error)
-                if error.row is not None:
-                    episode, frame = self.rows.describe(number, int(used[error.row]))
-                    message = f"frame {frame} {error}"
-                problems.append(Problem(message, file=relative, column=name, episode=episode, value=error.value))
+                complain(str(error), name, error)
         return arrays, problems
+
+    def _read_beside(self, name: str) -> list[Problem]:
+        """Read a column of a table under meta/, such as the rewards that others have computed."""
+        file, _, column = name.partition(":")
+        keys = ["episode_index", "frame_index"]
+        try:
+            table, _ = read_table(resolve_inside(self.root, file), [*keys, column], 4 * len(self.whole.order))
+            if absent := [key for key in (*keys, column) if key not in table.column_names]:
+                raise ValueError(f"has no column {', '.join(absent)}")
+            episodes, frames, values = (to_numpy(table[key], (1,)) for key in (*keys, column))
+            there = pa.array(episodes.astype(np.int64) * 2**32 + frames.astype(np.int64))
+        except (ParquetDamageError, ColumnError, ValueError) as error:
+            return [Problem(str(error), file=file, column=column)]
+        frame = np.arange(len(self)) - np.repeat(self.starts[:-1], self.lengths)
+        found = pc.index_in(pa.array(np.repeat(self.episode_ids, self.lengths) * 2**32 + frame), there)
+        if lacking := [
+            Problem("has no values of this episode", "problem", int(self.episode_ids[episode]), file, column)
+            for episode, _ in by_episode(self.starts, np.flatnonzero(np.asarray(found.is_null())))
+        ]:
+            return lacking
+        self._columns[name] = values[found.to_numpy()]
+        return []
 
     # --- pictures ----------------------------------------------------------------------------------------------------
 
@@ -168,7 +228,10 @@ class Dataset:
         """Where each episode's frames are in the video files, and what is wrong there."""
         with self._lock:
             if camera not in self._segments:
-                self._segments[camera] = find_segments(self.root, self.info, self.listing, self.rows, camera)
+                chosen = set(self.episode_ids.tolist())
+                found, problems = find_segments(self.root, self.info, self.listing, self.whole, chosen, camera)
+                segments = [found.get(number) for number in self.episode_ids.tolist()]
+                self._segments[camera] = segments, _concerning(problems, chosen)
             return self._segments[camera]
 
     def _in_parquet(self, camera: str) -> bool:
@@ -180,7 +243,7 @@ class Dataset:
         for file, rows in self.rows.places(episode):
             relative = self.rows.files[file]
             try:
-                cells = self._cells.read(resolve_inside(self.root, relative), camera, rows)
+                cells = self._cells.read(resolve_inside(self.root, relative, links=True), camera, rows)
             except (ParquetDamageError, ValueError) as error:
                 raise DataError(f"{self.name}: {relative} {error}.") from error
             for cell in cells:
@@ -194,19 +257,39 @@ class Dataset:
                 frame += 1
 
 
+def is_beside(name: str) -> bool:
+    """Whether a column is one of a table beside the data: meta/FILE.parquet:COLUMN."""
+    return name.startswith("meta/") and ".parquet:" in name
+
+
 def scan_dataset(source: str | os.PathLike[str]) -> Dataset:
     """Open a dataset whatever is wrong with it, so that all of it can be told (in `problems`); see `open_dataset`."""
     root, name = locate(source)
     info = read_info(root)
     listing = read_listing(root, info)
-    return Dataset(root, name, info, listing, read_rows(root, info, listing))
+    dataset = Dataset(root, name, info, listing, read_rows(root, info, listing))
+    if dropped := read_dropped(root):
+        known = {*dataset.episode_ids.tolist(), *(problem.episode for problem in dataset.problems)}
+        dataset = dataset.select({number for number in known if number is not None} - dropped)
+        message = f"leaves out the episodes {format_episodes(dropped)} (pirl data drop)"
+        dataset.problems.append(Problem(message, "note", file=DROPPED_FILE))
+    return dataset
 
 
-def open_dataset(source: str | os.PathLike[str]) -> Dataset:
-    """Open a LeRobot dataset (v2.0, v2.1, v3.0): a directory, or the hub id of one. Its structure must be sound."""
+def open_dataset(source: str | os.PathLike[str], episodes: Collection[int] | None = None) -> Dataset:
+    """Open a LeRobot dataset (v2.0, v2.1, v3.0), or some of its episodes: a directory, or the hub id of one.
+
+    The structure of the episodes that are opened must be sound.
+    """
     dataset = scan_dataset(source)
+    if episodes is not None:
+        dataset = dataset.select(episodes)
     if problems := [problem for problem in dataset.problems if problem.severity == "problem"]:
         raise BrokenDatasetError(dataset.name, problems)
     for note in dataset.problems:
         logger.info("%s: %s", dataset.name, note)
     return dataset
+
+
+def _concerning(problems: Sequence[Problem], episodes: set[int]) -> list[Problem]:
+    return [problem for problem in problems if problem.episode is None or problem.episode in episodes]

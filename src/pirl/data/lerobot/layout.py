@@ -96,7 +96,8 @@ def read_info(root: Path) -> Info:
         if not isinstance(content, dict):
             raise ValueError("it should hold an object")
     except (OSError, ValueError, RecursionError) as error:
-        raise BrokenDatasetError(str(root), [Problem(f"cannot be read: {error}", file=INFO_FILE)]) from error
+        message = pointer_advice(file) or f"cannot be read: {error}"
+        raise BrokenDatasetError(str(root), [Problem(message, file=INFO_FILE)]) from error
     problems: list[Problem] = []
 
     def complain(key: str, wanted: str, value: Any) -> None:
@@ -211,22 +212,41 @@ def find_files(root: Path, pattern: str) -> list[str]:
     return sorted(found)
 
 
-def resolve_inside(root: Path, relative: str) -> Path:
+def resolve_inside(root: Path, relative: str, *, links: bool = False) -> Path:
     """The file below root, present or not; ValueError if a link leads out of it, or if what is there is no file.
 
-    (The hub's cache links to the blobs beside it. Opening a pipe or a device could wait for ever.)
+    With `links`, for data and videos, which are often kept on another disk, links may lead out; such files are read,
+    never written. (The hub's cache links to the blobs beside it. Opening a pipe or a device could wait for ever.)
     """
     path = root / relative
     try:
         home, target = root.resolve(), path.resolve()
     except (OSError, RuntimeError) as error:
-        raise ValueError(f"{relative} is a link that leads nowhere: {error}") from error
+        raise ValueError(f"is a link that leads nowhere: {error}") from error
     blobs = home.parent.parent / "blobs"
-    if not target.is_relative_to(home) and not (home.parent.name == "snapshots" and target.is_relative_to(blobs)):
-        raise ValueError(f"{relative} is a link that leaves the dataset directory")
+    inside = target.is_relative_to(home) or (home.parent.name == "snapshots" and target.is_relative_to(blobs))
+    if not inside and not links:
+        raise ValueError("is a link that leaves the dataset directory: only links in data/ and videos/ are followed")
     if os.path.exists(target) and not os.path.isfile(target):
-        raise ValueError(f"{relative} is not a regular file")
+        raise ValueError("is not a regular file")
     return path
+
+
+def pointer_advice(path: Path) -> str | None:
+    """How to fetch a file whose place is held by a pointer of Git LFS or git-annex; None for other files."""
+    try:
+        if path.is_symlink() and not path.exists():
+            start = os.fsencode(os.readlink(path))
+        else:
+            with path.open("rb") as file:
+                start = file.read(200)
+    except OSError:
+        return None
+    if start.startswith(b"version https://git-lfs.github.com/spec/"):
+        return "is a Git LFS pointer, its content was not fetched: run git lfs pull in the dataset's directory"
+    if b"annex/objects/" in start and b"\0" not in start:
+        return "is a git-annex pointer, its content was not fetched: run git annex get . in the dataset's directory"
+    return None
 
 
 def first_line(error: BaseException) -> str:

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pirl.data.lerobot.columns import unique_names
-from pirl.data.lerobot.layout import Info, find_files, first_line, resolve_inside
+from pirl.data.lerobot.layout import Info, find_files, first_line, pointer_advice, resolve_inside
 from pirl.data.problems import Problem
 
 
@@ -120,7 +120,7 @@ def _jsonl(root: Path, relative: str, listing: Listing) -> Iterator[tuple[str, d
         # Not splitlines: it would also split at characters that a task may contain.
         lines = resolve_inside(root, relative).read_text(encoding="utf-8").split("\n")
     except FileNotFoundError:
-        listing.problems.append(Problem("is missing", file=relative))
+        listing.problems.append(Problem(pointer_advice(root / relative) or "is missing", file=relative))
         return
     except (OSError, ValueError) as error:
         listing.problems.append(Problem(f"cannot be read: {error}", file=relative))
@@ -133,6 +133,9 @@ def _jsonl(root: Path, relative: str, listing: Listing) -> Iterator[tuple[str, d
             if not isinstance(row, dict):
                 raise ValueError("not an object")
         except (ValueError, RecursionError) as error:
+            if advice := pointer_advice(root / relative):
+                listing.problems.append(Problem(advice, file=relative))
+                return
             listing.problems.append(Problem(f"line {number} is broken: {error}", file=relative, value=f"{line!r:.60}"))
             continue
         yield relative, row
@@ -155,7 +158,8 @@ def _read_table(root: Path, relative: str, listing: Listing, skip: str | None = 
             names = unique_names(file.schema_arrow)
             return file.read([name for name in names if skip is None or not name.startswith(skip)])
     except FileNotFoundError:
-        listing.problems.append(Problem("is missing", file=relative))
+        listing.problems.append(Problem(pointer_advice(root / relative) or "is missing", file=relative))
     except (OSError, ValueError, pa.ArrowException) as error:
-        listing.problems.append(Problem(f"cannot be read: {first_line(error)}", file=relative))
+        message = pointer_advice(root / relative) or f"cannot be read: {first_line(error)}"
+        listing.problems.append(Problem(message, file=relative))
     return None

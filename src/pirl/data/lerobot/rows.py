@@ -1,9 +1,10 @@
 """The rows of a LeRobot dataset, put in order by what their own columns say."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pyarrow as pa
@@ -15,6 +16,7 @@ from pirl.data.lerobot.metadata import Listing
 from pirl.data.problems import Problem
 
 _ABSENT = np.iinfo(np.int64).min  # stands for the numbers of a column that a file does not have
+_MOST_UNLISTED = 1_000_000  # rows that a file may have beyond those listed, as after a recorder was stopped
 
 
 @dataclass(frozen=True)
@@ -31,17 +33,43 @@ class Rows:
     starts: Int64[np.ndarray, " episodes_plus_one"]
     tasks: Sequence[str]
     task_of_row: Int64[np.ndarray, " rows"]
-    column_types: Mapping[str, Sequence[pa.DataType]]  # in each file, of the columns that all have
+    column_types: Mapping[str, Sequence[pa.DataType | None]]  # in each file; None where it does not have the column
     problems: Sequence[Problem]
 
     @property
     def column_names(self) -> tuple[str, ...]:
-        """Columns that every file has."""
+        """Columns that any file has."""
         return tuple(self.column_types)
+
+    def select(self, episodes: Sequence[int]) -> "Rows":
+        """The rows of these episodes (by position, in ascending order) alone, and the files that hold them."""
+        spans = [np.arange(self.starts[episode], self.starts[episode + 1]) for episode in episodes]
+        rows = np.concatenate([np.empty(0, np.int64), *spans])
+        lengths = np.array([len(span) for span in spans], np.int64)
+        files, file_of_row = np.unique(
+            np.searchsorted(self.file_starts, self.order[rows], side="right") - 1, return_inverse=True
+        )
+        file_starts = np.concatenate([[0], np.cumsum(np.diff(self.file_starts)[files])]).astype(np.int64)
+        types = {name: [kinds[file] for file in files] for name, kinds in self.column_types.items()}
+        return replace(
+            self,
+            files=[self.files[file] for file in files],
+            file_starts=file_starts,
+            order=self.order[rows] - self.file_starts[files][file_of_row] + file_starts[:-1][file_of_row],
+            episode_ids=self.episode_ids[list(episodes)],
+            starts=np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64),
+            task_of_row=self.task_of_row[rows],
+            column_types={name: kinds for name, kinds in types.items() if any(kind is not None for kind in kinds)},
+        )
 
     @cached_property
     def _places_in_use(self) -> Int64[np.ndarray, " rows"]:
         return np.sort(self.order)
+
+    @cached_property
+    def _positions(self) -> Int64[np.ndarray, " rows"]:
+        """The row that each place in use belongs to."""
+        return np.argsort(self.order)
 
     @cached_property
     def ranks(self) -> Int64[np.ndarray, " rows"]:
@@ -64,39 +92,45 @@ class Rows:
             if len(rows)
         ]
 
-    def describe(self, file: int, row: int) -> tuple[int, int]:
-        """Episode number and frame of a row (in use) of a file."""
-        position = int(np.flatnonzero(self.order == self.file_starts[file] + row)[0])
-        episode = int(np.searchsorted(self.starts, position, side="right") - 1)
-        return int(self.episode_ids[episode]), position - int(self.starts[episode])
+    def frames_in(
+        self, file: int, rows: Int64[np.ndarray, " rows"]
+    ) -> list[tuple[int, Int64[np.ndarray, " some_rows"]]]:
+        """Of some rows (in use) of a file: the episodes that they belong to, by number, and which frames they are."""
+        places = np.searchsorted(self._places_in_use, self.file_starts[file] + rows)
+        positions = np.sort(self._positions[places])
+        return [
+            (int(self.episode_ids[episode]), mine - self.starts[episode])
+            for episode, mine in by_episode(self.starts, positions)
+        ]
 
 
 def read_rows(root: Path, info: Info, listing: Listing) -> Rows:
     """Read the columns that place rows, of every file. Metadata is compared with them, never believed."""
     problems: list[Problem] = []
     files = _data_files(root, info, listing, problems)
+    most_rows = sum(listed.length or 0 for listed in listing.episodes.values()) + _MOST_UNLISTED
     kept, sizes, schemas = [], [], []
+    damaged: dict[str, str] = {}
     columns: dict[str, list[np.ndarray]] = {"episode_index": [], "frame_index": [], "task_index": []}
     for relative, episode in files:
         try:
-            table, schema = read_table(resolve_inside(root, relative), list(columns))
+            table, schema = read_table(resolve_inside(root, relative, links=True), list(columns), most_rows)
             found = {name: _whole_numbers(table, name) for name in columns if name in table.column_names and len(table)}
+            if len(table) and episode is None and "episode_index" not in found:
+                raise ParquetDamageError("has no column episode_index, so its rows cannot be placed")
         except (ParquetDamageError, ColumnError, ValueError) as error:
-            problems.append(Problem(str(error), file=relative, episode=episode))
+            if episode is None:
+                damaged[relative] = str(error)
+            else:
+                problems.append(Problem(str(error), file=relative, episode=episode))
             continue
-        numbers = found.get("episode_index")
+        numbers = found.get("episode_index", np.empty(0, np.int64))
         if episode is not None:
-            if numbers is not None and np.any(numbers != episode):
-                wrong = numbers[numbers != episode][0]
+            if len(others := numbers[numbers != episode]):
                 what = "holds rows of another episode"
-                problems.append(Problem(what, "problem", episode, relative, "episode_index", str(wrong)))
+                problems.append(Problem(what, "problem", episode, relative, "episode_index", str(others[0])))
                 continue
             numbers = np.full(len(table), episode, np.int64)
-        if numbers is None:
-            if len(table):
-                what = "is missing, so its rows cannot be placed"
-                problems.append(Problem(what, file=relative, column="episode_index"))
-            continue
         kept.append(relative)
         sizes.append(len(table))
         schemas.append(schema)
@@ -108,19 +142,34 @@ def read_rows(root: Path, info: Info, listing: Listing) -> Rows:
     order = order[~_is_unfinished(stacked["episode_index"][order], info, listing, problems)]
     episode_ids, counts = np.unique(stacked["episode_index"][order], return_counts=True)
     starts = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
-    everywhere = _column_types(kept, schemas, problems)
+    types = _column_types(kept, schemas, problems)
     _check_frames(stacked["frame_index"][order], episode_ids, starts, problems)
+    _attribute_damage(info, listing, damaged, set(episode_ids.tolist()), problems)
     _compare_with_listing(info, listing, episode_ids, counts, problems)
     for name in DEFAULT_COLUMNS:
-        if name not in everywhere and kept:
+        if name not in types and kept:
             problems.append(Problem("is missing; rebuilt from what is there", severity="note", column=name))
     file_starts = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
     files_of_episodes = [kept[file] for file in np.searchsorted(file_starts, order[starts[:-1]], side="right") - 1]
     _compare_files(info, listing, dict(zip(episode_ids.tolist(), files_of_episodes, strict=True)), problems)
     tasks, task_of_row = _tasks(listing, stacked["task_index"][order], episode_ids, starts, problems)
-    return Rows(
-        kept, file_starts, order.astype(np.int64), episode_ids, starts, tasks, task_of_row, everywhere, problems
-    )
+    return Rows(kept, file_starts, order.astype(np.int64), episode_ids, starts, tasks, task_of_row, types, problems)
+
+
+def _attribute_damage(
+    info: Info, listing: Listing, damaged: Mapping[str, str], found: set[int], problems: list[Problem]
+) -> None:
+    """Whose rows are lost with files of v3 that cannot be read: of listed episodes without rows, those listed there."""
+    claims: dict[str, list[int]] = {relative: [] for relative in damaged}
+    for number in sorted(set(listing.episodes) - found) if damaged else ():
+        place = listing.episodes[number].data_file
+        file = fill(info.data_path, chunk=place[0], file=place[1]) if place else ""
+        claims[file if file in damaged else next(iter(damaged))].append(number)
+    for relative, message in damaged.items():
+        problems += [Problem(message, file=relative, episode=number) for number in claims[relative]]
+        if not claims[relative]:
+            severity: Literal["problem", "note"] = "note" if found else "problem"
+            problems.append(Problem(f"{message}; no listed episode is in it", severity, file=relative))
 
 
 def by_episode(
@@ -139,22 +188,21 @@ def _whole_numbers(table: pa.Table, name: str) -> Int64[np.ndarray, " rows"]:
         wrong = np.full(len(values), values.dtype.kind not in "iu")
     if np.any(wrong):
         row = int(np.argmax(wrong))
-        raise ColumnError(f"{name} should hold whole numbers; row {row} is {values[row]!s:.40}", row=row)
+        raise ColumnError(f"{name} should hold whole numbers; row {row} is {values[row]!s:.40}")
     return values.astype(np.int64)
 
 
 def _column_types(
     files: Sequence[str], schemas: Sequence[pa.Schema], problems: list[Problem]
-) -> dict[str, list[pa.DataType]]:
-    """Columns that are in all files, and the types they have there."""
-    types: dict[str, list[pa.DataType]] = {}
-    present = [set(schema.names) for schema in schemas]
-    for name in dict.fromkeys(name for schema in schemas for name in schema.names):
-        lacking = [file for file, names in zip(files, present, strict=True) if name not in names]
-        for file in lacking:
-            problems.append(Problem("is not in this file, though it is in others", file=file, column=name))
-        if not lacking:
-            types[name] = [schema.field(name).type for schema in schemas]
+) -> dict[str, list[pa.DataType | None]]:
+    """Columns that are in any file, and the types they have in each."""
+    types: dict[str, list[pa.DataType | None]] = {}
+    by_file = [dict(zip(schema.names, schema.types, strict=True)) for schema in schemas]
+    for name in dict.fromkeys(name for kinds in by_file for name in kinds):
+        types[name] = [kinds.get(name) for kinds in by_file]
+        for file, kind in zip(files, types[name], strict=True):
+            if kind is None:
+                problems.append(Problem("is not in this file, though it is in others", "note", file=file, column=name))
     return types
 
 

@@ -9,7 +9,7 @@ import av.container
 import numpy as np
 from jaxtyping import Int64, UInt8
 
-from pirl.data.lerobot.layout import first_line
+from pirl.data.lerobot.layout import first_line, pointer_advice
 from pirl.errors import DataError
 
 # Decoders are named by their library, and info.json may use yet another name.
@@ -118,4 +118,4 @@ def _open(path: Path) -> av.container.InputContainer:
     try:
         return av.open(f"file:{path}", options=_OPTIONS)
     except (av.ArgumentError, av.InvalidDataError) as error:
-        raise DataError("is no whole mp4, matroska or avi file") from error
+        raise DataError(pointer_advice(path) or "is no whole mp4, matroska or avi file") from error

@@ -60,6 +60,10 @@ class DatasetWriter:
         self._metadata = {"v2.1": MetadataV21, "v3.0": MetadataV30}[version](self.root, self.features, fps)
         self._tasks: list[str] = []
         self.num_episodes = self.num_frames = 0
+        home = self.root.resolve()
+        for name in ("meta", "data", "videos"):
+            if not (self.root / name).resolve().is_relative_to(home):
+                raise DataError(f"{self.root / name} is a link out of the dataset: files there are read, never written")
         if not _holds_files(self.root):
             self._write_info()
         elif resume:
