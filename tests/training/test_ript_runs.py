@@ -352,14 +352,14 @@ def test_what_drift_is_measured_by_is_named_when_it_is_damaged(practise, tmp_pat
 
 
 def test_what_drift_was_measured_by_in_an_earlier_version_still_serves(practise, tmp_path):
-    """It held the next observations, too, which nothing looks at."""
+    """It held the next observations, too, which nothing looks at, and not what humans chose."""
     train(practise(rollout__iterations=1), exp_name="run")
     probe = tmp_path / "run" / "drift_probe.npz"
     with np.load(probe) as content:
         velocities = content["velocities"]
         leaves = [content[name] for name in sorted(content.files) if name != "velocities"]
-    seen = len(leaves) - 8  # arrays of an observation; of a sample there are eight more, five before the next one
-    before = [*leaves[: seen + 5], *leaves[:seen], *leaves[seen + 5 :]]
+    seen = len(leaves) - 9  # arrays of an observation; of a sample there are nine more, five before the next one
+    before = [*leaves[: seen + 5], *leaves[:seen], *leaves[seen + 5 : -1]]  # and not yet what humans chose
     np.savez(probe, velocities=velocities, **{f"{number:02d}": leaf for number, leaf in enumerate(before)})
     train(practise(rollout__iterations=2), exp_name="run", resume=True)
     train(practise(rollout__iterations=2), exp_name="reference")

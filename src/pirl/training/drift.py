@@ -49,8 +49,11 @@ class DriftProbe:
                 arrays = {name: content[name] for name in content.files}
             velocities = arrays.pop(_VELOCITIES)
             leaves = [arrays[name] for name in sorted(arrays)]
-            if len(leaves) > len(jax.tree.leaves(like)):  # earlier versions kept the next observations, too
-                like = replace(like, next_observations=like.observations)
+            # Earlier versions did not know what humans chose, and the first kept the next observations, too.
+            earlier = replace(like, human=None)
+            for version in (earlier, replace(earlier, next_observations=like.observations)):
+                if len(leaves) == len(jax.tree.leaves(version)):
+                    like = version
             if [leaf.shape for leaf in leaves] != [leaf.shape for leaf in jax.tree.leaves(like)]:
                 raise ValueError("it is not from a run like this one")
         except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:

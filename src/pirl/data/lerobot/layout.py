@@ -237,10 +237,12 @@ def pointer_advice(path: Path) -> str | None:
     try:
         if path.is_symlink() and not path.exists():
             start = os.fsencode(os.readlink(path))
-        else:
+        elif path.is_file():
             with path.open("rb") as file:
                 start = file.read(200)
-    except OSError:
+        else:  # a pipe would be waited for
+            return None
+    except (OSError, ValueError):
         return None
     if start.startswith(b"version https://git-lfs.github.com/spec/"):
         return "is a Git LFS pointer, its content was not fetched: run git lfs pull in the dataset's directory"
