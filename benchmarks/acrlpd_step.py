@@ -30,7 +30,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pirl.agents import ACRLPDAgent, BCAgent, BCConfig
+from pirl.agents.acrlpd import ACRLPDAgent
+from pirl.agents.bc import BCAgent
+from pirl.agents.config import BCConfig
 from pirl.agents.encoding import Encoded
 from pirl.config.presets.full_size import ACRLPD
 from pirl.data import ChunkBatch
@@ -60,24 +62,21 @@ REAL_ACTIONS = 14
 class NaiveAgent(ACRLPDAgent):
     """ACRLPD as one would write it loss by loss: whoever needs an observation encodes it."""
 
-    def _critic_loss(self, seen: Encoded, critics: Any) -> Any:
+    def critic_loss(self, enc: Encoded, params: Any) -> Any:
         """Encodes both observations by itself, the present one for the critics and the next one for the target."""
-        policy = jax.lax.stop_gradient(seen.policy)
+        policy = jax.lax.stop_gradient(enc.policy)
         again = dataclasses.replace(
-            seen,
-            prefix=policy.encode(another(seen.draw.flow.observations)),
-            next_prefix=policy.encode(another(seen.draw.next_observations)),
+            enc,
+            critic_prefix=policy.encode(another(enc.inputs.flow.observations)),
+            next_prefix=policy.encode(another(enc.inputs.next_observations)),
         )
-        return super()._critic_loss(again, critics)
+        return super().critic_loss(again, params)
 
-    def _actor_loss(self, seen: Encoded, shown: Any) -> Any:
-        again = encoded_again(seen)
-        return super()._actor_loss(again, self._shown_losses(again))
-
-
-def encoded_again(seen: Encoded) -> Encoded:
-    """With gradients, as each loss needs it that trains the policy."""
-    return dataclasses.replace(seen, prefix=seen.policy.encode(another(seen.draw.flow.observations)))
+    def actor_loss(self, enc: Encoded, data_losses: Any) -> Any:
+        """Encodes with gradients by itself."""
+        prefix = enc.policy.encode(another(enc.inputs.flow.observations))
+        again = dataclasses.replace(enc, prefix=prefix)
+        return super().actor_loss(again, self._data_losses(again))
 
 
 def another(observation: Observation) -> Observation:

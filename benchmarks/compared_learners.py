@@ -27,7 +27,7 @@ RIPT = {
     "positive": (),
     "positive, no discount": ("--rollout.discount", "1.0"),
     "positive, all chunks": ("--agent.chunks", "all"),
-    "positive, rollouts by Euler's method": ("--agent.practice-solver", "euler"),
+    "positive, rollouts by Euler's method": ("--agent.rollout-solver", "euler"),
     "signed": ("--agent.weighting", "signed"),
     "exp": ("--agent.weighting", "exp"),
     "guidance": ("--agent.weighting", "guidance"),
@@ -113,7 +113,7 @@ def filtered_bc(work: Work, steps: int) -> tuple[int, int]:
     updates = max(int(entry.name) for entry in (work.run("positive") / "checkpoints" / "state").iterdir())
     options: Arguments = ("--checkpoint", work.start, "--from-scratch", "false", "--data.norm-stats", "checkpoint")
     options += ("--data.repo-id", own, "--data.selection.success", "true", "--steps", updates, "--batch-size", 64)
-    options += ("--agent.optimiser.peak-lr", "3e-4", "--agent.optimiser.schedule", "constant", "--seed", work.seed)
+    options += ("--agent.optimizer.peak-lr", "3e-4", "--agent.optimizer.schedule", "constant", "--seed", work.seed)
     train(work, "demo_ript_start", "filtered_bc", options)
     return evaluate(work, "filtered_bc", work.run("filtered_bc"))
 

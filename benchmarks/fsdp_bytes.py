@@ -1,6 +1,6 @@
 """How evenly the train state lies over 8 devices: the bytes of the fullest one against an eighth of all.
 
-Full-size π₀ with EMA, both optimisers and critics (the preset aloha_fold and others) from shapes alone; a middle-size one
+Full-size π₀ with EMA, both optimizers and critics (the preset aloha_fold and others) from shapes alone; a middle-size one
 really allocated on 8 simulated devices. On the way, for the latter: what an update saves in temporary memory and in bytes
 sent because activations are told to stay spread over the batch.
 """
@@ -20,11 +20,10 @@ from typing import Any
 
 import jax
 
-from pirl.agents import BCConfig
+from pirl.agents.config import BCConfig
 from pirl.config import RLTrainConfig, get_config
 from pirl.models import ExpertConfig, Pi0Config, VisionConfig, transformer, vision
-from pirl.plan.compiling import abstract_setup, trace_update
-from pirl.plan.traffic import read_traffic
+from pirl.plan.measure import abstract_setup, read_traffic, trace_update
 from pirl.training.setup import agent_shapes, create_agent
 
 DEVICES = 8
@@ -105,7 +104,8 @@ def activations() -> dict[str, float]:
         compiled = trace_update(abstract_setup(middle_size(), jax.devices())).lower().compile()
         memory: Any = compiled.memory_analysis()
         found[f"temporary_{name}"] = round(memory.temp_size_in_bytes / 2**20, 1)
-        found[f"sent_{name}"] = round(sum(read_traffic(compiled.as_text() or "", DEVICES).sent.values()) / 2**20, 1)
+        traffic = read_traffic(compiled.as_text() or "", DEVICES)
+        found[f"sent_{name}"] = round((sum(traffic.values()) - traffic.get("products", 0.0)) / 2**20, 1)
         print(
             f"an update, activations {name}: {found[f'temporary_{name}']} MiB temporary, {found[f'sent_{name}']} sent"
         )

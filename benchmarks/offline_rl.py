@@ -23,12 +23,12 @@ from typing import Any
 
 import numpy as np
 
-from pirl.agents.acrlpd import ACRLPDConfig
+from pirl.agents.config import ACRLPDConfig
 from pirl.config.presets import get_config
 from pirl.demo.acrlpd_plan import CLONE_UPDATES, EXPERT
 from pirl.envs.experts import ExpertConfig
 from pirl.envs.intervals import wilson
-from pirl.report.evaluations import newest_evaluation, read_evaluation
+from pirl.report.replay import newest_evaluation, read_evaluation
 
 DATASETS = {
     "noisy": EXPERT,  # the demo's: good intentions, a trembling hand
@@ -38,7 +38,7 @@ DATASETS = {
 }
 OBSERVATIONS = ("state", "pixels")
 PRESETS = {"state": ("demo_state_bc", "demo_state"), "pixels": ("demo_bc", "demo")}
-CLONES = ("bc", "bc_more", "bc_successes", "bc_successes_more")
+CLONES = ("bc", "bc_more", "bc_successes", "bc_successes_more", "bc_only_successes")
 CONTROLS = ("random_weights", "blind_critic", "perfect_critic", "perfect_choice")
 # Other ways from the critics to the policy.
 OTHERS = {
@@ -47,9 +47,10 @@ OTHERS = {
 }
 POLICIES = (*CLONES, "acrlpd", "acrlpd_best_of_n", *OTHERS, *CONTROLS)
 PIXELS_ONLY = ("condition", "blind_critic", "perfect_critic")
-# The run that each starts from, BC on successes if not said.
-STARTS = {"bc": None, "bc_more": "bc", "bc_successes": "bc"}
-# Updates of a clone: at the end of its path each policy but BC and BC on successes has made as many.
+# The run that each starts from, BC on successes if not said: BC first, then its successes only.
+STARTS = {"bc": None, "bc_only_successes": None, "bc_more": "bc", "bc_successes": "bc"}
+# Updates of a clone: with more of them, it has made as many in all as ACRLPD's policy; from successes only, as many as
+# BC on successes.
 LEARNER = get_config("demo")
 assert isinstance(LEARNER.agent, ACRLPDConfig)
 POLICY_UPDATES = LEARNER.agent.policy_updates(LEARNER.steps)
@@ -57,6 +58,7 @@ UPDATES = {
     "bc_more": CLONE_UPDATES + POLICY_UPDATES,
     "bc_successes": CLONE_UPDATES,
     "bc_successes_more": POLICY_UPDATES,
+    "bc_only_successes": CLONE_UPDATES,
 }
 # What is trained, by the policy that is measured.
 RUNS = {"acrlpd_best_of_n": "acrlpd", "perfect_choice": "acrlpd"}
@@ -299,9 +301,12 @@ def train(cell: Cell, policy: str) -> float:
     control: Arguments = ()
     if policy in CLONES:
         arguments: Arguments = ("train", clone, *common)
-        if updates := UPDATES.get(policy):  # at half of BC's pace
-            arguments += ("--agent.optimiser.peak-lr", "1e-3")
-            arguments += () if cell.quick else ("--steps", updates, "--agent.optimiser.decay-steps", updates)
+        if updates := UPDATES.get(policy):
+            if start is None:
+                updates += get_config(clone).steps
+            else:  # at half of BC's learning rate
+                arguments += ("--agent.optimizer.peak-lr", "1e-3")
+            arguments += () if cell.quick else ("--steps", updates, "--agent.optimizer.decay-steps", updates)
         arguments += ("--data.selection.success", "true") if "successes" in policy else ()
     else:
         arguments = ("train", learner, *common, "--online.env-steps", 0)
@@ -362,8 +367,8 @@ def train_control(control: str, states: Path, command: list[str]) -> int:
             order = jax.random.permutation(jax.random.fold_in(jax.random.key(0), self.step), found.size)
             return found.reshape(-1)[order].reshape(found.shape), baseline
 
-        original = acrlpd.ACRLPDAgent._advantages
-        acrlpd.ACRLPDAgent._advantages = advantages  # type: ignore[method-assign]
+        original = acrlpd.ACRLPDAgent.advantages
+        acrlpd.ACRLPDAgent.advantages = advantages  # type: ignore[assignment, method-assign]
     elif control == "perfect_critic":
         tell_true_states(states)
     else:

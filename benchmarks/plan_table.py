@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from pirl.files import write_file
-from pirl.plan.table import close_size
+from pirl.plan.table import format_bytes
 from pirl.words import short_duration
 
 ROOT = Path(__file__).parents[1]
@@ -88,14 +88,14 @@ def table(answers: dict[str, Any]) -> str:
 
 def _cells(answer: dict[str, Any]) -> list[str]:
     sizes, sent, step = answer["bytes_per_device"], answer["bytes_sent_per_device"], answer["seconds"]["step"]
-    kinds = ("parameters", "frozen", "average", "optimiser", "critics")
+    kinds = ("parameters", "frozen", "average", "optimizer", "critics")
     return [
         "yes" if answer["fits"] else "no",
-        close_size(sum(sizes.get(kind, 0) for kind in kinds)),
-        "more" if sizes["peak"] is None else close_size(sizes["peak"]),
-        close_size(sizes["available"]),
+        format_bytes(sum(sizes.get(kind, 0) for kind in kinds)),
+        "more" if sizes["peak"] is None else format_bytes(sizes["peak"]),
+        format_bytes(sizes["available"]),
         f"{answer['flops_per_step'] / 1e12:,.0f}",
-        "" if sent is None else close_size(sum(sent.values())),
+        "" if sent is None else format_bytes(sum(sent.values())),
         short_duration(step) if answer["fits"] and step is not None else "",
         f"{answer['largest_batch']:,}" if answer["largest_batch"] else "none",
     ]

@@ -102,7 +102,7 @@ def train(root: Path, pool: EnvPool, arguments: argparse.Namespace) -> PolicyPla
 
     definition, parameters = nnx.split(create_model(config, jax.random.key(0)))
     schedule = optax.warmup_cosine_decay_schedule(0.0, 2e-3, 100, arguments.updates, 1e-4)
-    optimiser = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(schedule, b2=0.95, weight_decay=1e-4))
+    optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(schedule, b2=0.95, weight_decay=1e-4))
 
     @functools.partial(jax.jit, donate_argnums=0)
     def update(state: Any, batch: ChunkBatch, rng: jax.Array) -> tuple[Any, jax.Array]:
@@ -120,12 +120,12 @@ def train(root: Path, pool: EnvPool, arguments: argparse.Namespace) -> PolicyPla
             return jnp.sum(errors) / jnp.sum(batch.valid)
 
         value, gradient = jax.value_and_grad(loss)(parameters)
-        change, moments = optimiser.update(gradient, moments, parameters)
+        change, moments = optimizer.update(gradient, moments, parameters)
         parameters = optax.apply_updates(parameters, change)
         average = jax.tree.map(lambda old, new: 0.99 * old + 0.01 * new, average, parameters)
         return (parameters, average, moments), value
 
-    state = (parameters, jax.tree.map(jnp.copy, parameters), optimiser.init(parameters))
+    state = (parameters, jax.tree.map(jnp.copy, parameters), optimizer.init(parameters))
     losses = []
     for step in range(arguments.updates):
         state, loss = update(state, sampler.batch(step), jax.random.key(step))

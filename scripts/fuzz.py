@@ -194,7 +194,7 @@ def seeds(reader: str) -> Iterator[str]:
         from pirl.config.values import to_plain
 
         yield from (json.dumps(to_plain(get_config(name))) for name in ("demo_bc", "demo", "demo_ript"))
-        yield "preset: demo_bc\nsteps: 3\nagent:\n  learner: bc\n  optimiser: {peak_lr: 3e-4}\nenv: {id: tabletop}\n"
+        yield "preset: demo_bc\nsteps: 3\nagent:\n  learner: bc\n  optimizer: {peak_lr: 3e-4}\nenv: {id: tabletop}\n"
     else:
         text = json.dumps(_SOUND[reader])
         yield from (text, f"{text}\n{text}\n", text.replace("v2.1", "v3.0"))

@@ -9,11 +9,9 @@ from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 
-import numpy as np
-
 from pirl.files import write_file
-from pirl.report.runs import Curve, Run, read_log, read_run
-from pirl.report.svg import Series, colour_class, line_chart
+from pirl.report.plots import Series, color_class, line_chart
+from pirl.report.runs import Run, over_iterations, read_log, read_run
 
 IMAGES = Path(__file__).parents[1] / "docs" / "images" / "learning"
 WIDTH, MARGIN, LEFT, RIGHT, HEIGHT = 760, 14, 46, 12, 150
@@ -132,15 +130,7 @@ def draw(picture: Picture, runs: Sequence[Run]) -> str:
 
 def by_iteration(path: Path, name: str) -> Run:
     """The curves of rollouts over the iterations as they were made; those after a roll-back follow those before it."""
-    found: dict[str, list[tuple[int, float]]] = {}
-    iteration = 0
-    for _, record in read_log(path / "metrics.jsonl", keep=("rollout/",)).kept:
-        iteration += "rollout/success" in record
-        for metric, value in record.items():
-            if isinstance(value, int | float):
-                found.setdefault(metric, []).append((iteration, float(value)))
-    curves = {metric: np.array(points, np.float64) for metric, points in found.items()}
-    return Run(name, {metric: Curve(points[:, 0], points[:, 1]) for metric, points in curves.items()})
+    return over_iterations(Run(name, {}, iterations=read_log(path / "metrics.jsonl").iterations))
 
 
 def read(picture: Picture, here: Path) -> list[Run]:
@@ -156,7 +146,7 @@ def _draw_chart(chart: Chart, runs: Sequence[Run], unit: str) -> str:
             low, high = (run.curves[edge].values if edge else None for edge in (chart.low, chart.high))
             series.append(Series(run.name, curve.steps, curve.values, low, high, colour))
         if chart.held_out and (curve := run.curves.get(chart.held_out)):
-            series.append(Series(run.name, curve.steps, curve.values, colour=colour, dotted=True))
+            series.append(Series(run.name, curve.steps, curve.values, color=colour, dotted=True))
     end = max(float(one.x.max()) for one in series)
     return line_chart(
         series,
@@ -179,7 +169,7 @@ def _legend(names: Sequence[str]) -> tuple[str, int]:
         if parts and x + width > WIDTH - MARGIN:
             x, y = float(MARGIN), y + 22
         parts.append(
-            f'<line class="key {colour_class(colour)}" x1="{x + 3:g}" x2="{x + 19:g}" y1="{y - 4}" y2="{y - 4}"/>'
+            f'<line class="key {color_class(colour)}" x1="{x + 3:g}" x2="{x + 19:g}" y1="{y - 4}" y2="{y - 4}"/>'
             f'<text class="name" x="{x + 28:g}" y="{y}">{escape(name)}</text>'
         )
         x += width

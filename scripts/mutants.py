@@ -66,20 +66,20 @@ MUTANTS = (
     ),
     Mutant(
         "agents/acrlpd.py",
-        "values = self._values(self.critics.target, seen.next_prefix",
-        "values = self._values(self.critics.latest, seen.next_prefix",
+        "values = self._values(self.critic.target_params, enc.next_prefix",
+        "values = self._values(self.critic.params, enc.next_prefix",
         "agents/test_acrlpd.py::test_the_online_critics_choose_and_the_target_critics_value",
     ),
     Mutant(
         "agents/acrlpd.py",
-        "positive, plain = advantages > self.threshold, draw",
-        "positive, plain = advantages < self.threshold, draw",
+        "positive = advantages > self.threshold",
+        "positive = advantages < self.threshold",
         "agents/test_acrlpd_condition.py::test_chunks_are_learned_under_the_sign_of_their_advantage",
     ),
     Mutant(
         "agents/acrlpd.py",
-        "baseline = self._aggregate(self.ensemble.v_values(critics, prefix), seen.pair)",
-        "baseline = self._aggregate(self.ensemble.v_values(self.critics.target, prefix), seen.pair)",
+        "baseline = self._aggregate(self.ensemble.v_values(params, prefix), enc.pair)",
+        "baseline = self._aggregate(self.ensemble.v_values(self.critic.target_params, prefix), enc.pair)",
         "agents/test_acrlpd.py::test_awr_weighs_chunks_by_clipped_exponential_advantages",
     ),
     Mutant(
@@ -90,8 +90,8 @@ MUTANTS = (
     ),
     Mutant(
         "agents/ript.py",
-        "loss = jnp.sum(self._average(weights[:, None, None] * errors, drawn.chunks)) / count",
-        "loss = jnp.sum(self._average(weights[:, None, None] * errors, drawn.chunks) / count)",
+        "loss = jnp.sum(self._average(weights[:, None, None] * errors, inputs.chunks)) / count",
+        "loss = jnp.sum(self._average(weights[:, None, None] * errors, inputs.chunks) / count)",
         "agents/test_ript.py::test_with_all_advantages_one_the_update_is_that_of_cloning_bit_for_bit",
     ),
     Mutant(
@@ -101,9 +101,9 @@ MUTANTS = (
         "training/test_resume.py::test_sigterm_and_ctrl_c_save_and_the_run_goes_on_to_the_same_bits",
     ),
     Mutant(
-        "agents/learning.py",
-        "gradients, metrics = jax.tree.map(lambda x: x / parts, total)",
-        "gradients, metrics = total",
+        "agents/common.py",
+        "grads, metrics = jax.tree.map(lambda x: x / parts, total)",
+        "grads, metrics = total",
         "agents/test_acrlpd_updates.py::test_a_batch_in_four_parts_gives_the_same_update",
     ),
     Mutant(
@@ -138,14 +138,14 @@ MUTANTS = (
     ),
     Mutant(
         "agents/acrlpd.py",
-        "seen.flow_losses(_take(candidates, best), ",
-        "seen.flow_losses(_take(candidates, best - 1), ",
+        "enc.flow_losses(_take(candidates, best), ",
+        "enc.flow_losses(_take(candidates, best - 1), ",
         "agents/test_acrlpd.py::test_distill_learns_what_the_critics_prefer_of_the_data_and_the_start_policy_s_samples",
     ),
     Mutant(
         "agents/acrlpd.py",
-        "jnp.where(above, config.expectile, 1 - config.expectile)",
-        "jnp.where(above, 1 - config.expectile, config.expectile)",
+        "jnp.where(is_above, config.expectile, 1 - config.expectile)",
+        "jnp.where(is_above, 1 - config.expectile, config.expectile)",
         "agents/test_acrlpd.py::test_values_are_pulled_more_by_better_chunks_than_by_worse_ones",
     ),
     Mutant(
@@ -161,9 +161,9 @@ MUTANTS = (
         "models/test_critic.py::test_bce_is_the_cross_entropy_of_the_place_in_the_range",
     ),
     Mutant(
-        "agents/learning.py",
-        "move_average(self.average, trainable, self.ema_decay)",
-        "move_average(self.average, self.trainable, self.ema_decay)",
+        "agents/common.py",
+        "else update_ema(self.ema_params, params, self.ema_decay)",
+        "else update_ema(self.ema_params, self.params, self.ema_decay)",
         "agents/test_bc.py::test_an_update_moves_parameters_and_average_and_leaves_the_frozen",
     ),
     Mutant(

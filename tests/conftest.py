@@ -15,7 +15,7 @@ hypothesis.settings.register_profile(
 )
 hypothesis.settings.load_profile("any machine")
 
-# The suite compiles far more than it computes: leave out LLVM's optimiser and the newer, slower way to emit fused loops,
+# The suite compiles far more than it computes: leave out LLVM's optimizer and the newer, slower way to emit fused loops,
 # which take most of that time. Eight devices in one process let sharding be tested anywhere. What somebody has set stays.
 given = os.environ.get("XLA_FLAGS", "")
 for name, value in {

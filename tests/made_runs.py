@@ -6,6 +6,8 @@ import socket
 import numpy as np
 import yaml
 
+from pirl.envs.intervals import wilson
+
 # A process that cannot be: no kernel counts so far.
 NOBODY, HOST = 2**22 + 1, socket.gethostname()
 BEGUN = "2026-01-02 10:00:00,000 INFO demo in runs/mine\n"
@@ -25,9 +27,10 @@ def make_run(directory, records=None, *, timing=(), config=None, end="done", tor
     """A run of BC, unless the config says otherwise; `end` is how its log ends."""
     directory.mkdir(parents=True)
     plain = {"name": "demo", "agent": {"learner": "bc", "lr": 0.1}, "steps": 100, "online": {"env_steps": 0}}
-    (directory / "config.yaml").write_text(yaml.safe_dump(plain | (config or {})))
+    plain |= {"evaluation": {"best_of_n": True}} | (config or {})
+    (directory / "config.yaml").write_text(yaml.safe_dump(plain))
     about = {"begun": "2026-01-02T10:00:00+00:00", "command": f"pirl train demo --exp-name {directory.name}"}
-    about |= {"versions": {"jax": "0.1"}, "resumed": [], "parameters": {"policy": 12345}, **metadata}
+    about |= {"versions": {"jax": "0.1"}, "resumed": [], "parameters": {"policy": 12345}, "config": plain, **metadata}
     (directory / "metadata.json").write_text(json.dumps(about))
     (directory / "log.txt").write_text(BEGUN + ENDS[end])
     (directory / "lock").write_text(f"process {NOBODY} on {host}\n")
@@ -56,10 +59,12 @@ def learning(steps=10, every=10):
 
 
 def evaluation(step, successes, episodes=200):
-    return {"step": step, "eval/success": successes / episodes, "eval/episodes": episodes, "eval/lost": 0}
+    low, high = wilson(successes, episodes)
+    rate = {"eval/success": successes / episodes, "eval/success_low": low, "eval/success_high": high}
+    return {"step": step, **rate, "eval/episodes": episodes, "eval/lost": 0}
 
 
-def practice(iterations=4):
+def rollouts(iterations=4):
     """What RIPT logs; the second iteration has nothing to learn from."""
     records, step, env_steps = [], 0, 0
     for number in range(iterations):

@@ -50,7 +50,7 @@ def test_a_value_is_drawn_where_the_axis_says():
 
 def test_iterations_after_a_rollback_are_drawn_after_those_before_it(tmp_path):
     rollouts = [(0, 0.4), (72, 0.5), (144, 0.1), (72, 0.6)]
-    records = [{"step": step, "rollout/success": success, "rollout/drift": 0.1} for step, success in rollouts]
+    records = [{"step": step, "rollout/success": success, "rollout/contexts": 9} for step, success in rollouts]
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
     curve = learning_pictures.by_iteration(tmp_path, "r").curves["rollout/success"]
     assert curve.steps.tolist() == [1, 2, 3, 4]

@@ -2,6 +2,7 @@
 
 import difflib
 from collections.abc import Iterable
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 
 class UserError(ValueError):
@@ -46,3 +47,20 @@ def in_one_line(error: BaseException) -> str:
     """The message without what follows its first line; without a message, what kind of error it is."""
     lines = str(error).strip().splitlines()
     return lines[0][:300] if lines else type(error).__name__
+
+
+def check_fields(config: Any, **intervals: str) -> None:
+    """Raise if a Literal field of a dataclass has another value, or a number lies outside its interval, like "[0, 1)"."""
+    for name, hint in get_type_hints(type(config)).items():
+        if get_origin(hint) is Literal and getattr(config, name) not in get_args(hint):
+            known = ", ".join(map(str, get_args(hint)))
+            raise ConfigError(f"{name} should be one of {known}; it is {getattr(config, name)!r}.")
+    for name, interval in intervals.items():
+        value, (low, high) = getattr(config, name), map(float, interval[1:-1].split(","))
+        above = value is None or low < value or (interval[0] == "[" and value == low)
+        below = value is None or value < high or (interval[-1] == "]" and value == high)
+        if not (above and below):
+            limit = (
+                f"in {interval}" if high < float("inf") else f"{'at least' if interval[0] == '[' else 'above'} {low:g}"
+            )
+            raise ConfigError(f"{name} should be {limit}; it is {value}.")

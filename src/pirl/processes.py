@@ -23,7 +23,7 @@ GRACE = 90.0
 LOCK_FILE = "lock"
 # Between two looks at what is running.
 _POLL = 0.2
-_TAIL = 4096
+_TAIL = 1 << 16
 _CODES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 

@@ -16,10 +16,10 @@ import pytest
 from flax import nnx
 
 from builders import MICRO
-from pirl.agents import learning
-from pirl.agents.acrlpd import ACRLPDAgent, ACRLPDConfig
-from pirl.agents.bc import BCAgent, BCConfig
-from pirl.agents.optimisers import OptimiserConfig
+from pirl.agents import common
+from pirl.agents.acrlpd import ACRLPDAgent
+from pirl.agents.bc import BCAgent
+from pirl.agents.config import ACRLPDConfig, BCConfig, OptimizerConfig
 from pirl.data.chunks import ChunkBatch
 from pirl.models import Observation, Pi0
 from pirl.models.critic import CriticConfig
@@ -73,13 +73,13 @@ def linear_policies(kind: type[LinearPolicy] = LinearPolicy) -> Iterator[None]:
     """Learners rebuild their policy from its configuration; here they get the linear one."""
     shapes = nnx.eval_shape(lambda: linear_policy(kind=kind))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(learning, "_shapes", lambda config: shapes)
-        patch.setattr(learning, "sample_time", lambda rng, batch: jax.random.uniform(rng, (batch,)))
+        patch.setattr(common, "_abstract_policy", lambda config: shapes)
+        patch.setattr(common, "sample_time", lambda rng, batch: jax.random.uniform(rng, (batch,)))
         yield
 
 
-def steady(peak_lr: float, **changes: Any) -> OptimiserConfig:
-    return OptimiserConfig(peak_lr=peak_lr, schedule="constant", warmup_steps=0, weight_decay=0.0, **changes)
+def steady(peak_lr: float, **changes: Any) -> OptimizerConfig:
+    return OptimizerConfig(peak_lr=peak_lr, schedule="constant", warmup_steps=0, weight_decay=0.0, **changes)
 
 
 def acrlpd(seed: int = 0, policy: type[LinearPolicy] = LinearPolicy, **changes: Any) -> ACRLPDAgent:
@@ -90,28 +90,28 @@ def acrlpd(seed: int = 0, policy: type[LinearPolicy] = LinearPolicy, **changes: 
         num_action_samples=3,
         denoising_steps=2,
         critic=CRITIC,
-        policy_optimiser=steady(1e-2),
-        critic_optimiser=steady(1e-2),
+        policy_optimizer=steady(1e-2),
+        critic_optimizer=steady(1e-2),
     )
     config = ACRLPDConfig(**(fields | changes))
     agent = ACRLPDAgent.create(config, linear_policy(seed, policy), jax.random.key(seed), real_action_dim=REAL)
     return dataclasses.replace(
         agent,
-        critics=dataclasses.replace(
-            agent.critics,
-            latest=jitter(agent.critics.latest, 1),
-            target=jitter(agent.critics.latest, 2),
-            average=jitter(agent.critics.latest, 3),
+        critic=dataclasses.replace(
+            agent.critic,
+            params=jitter(agent.critic.params, 1),
+            target_params=jitter(agent.critic.params, 2),
+            ema_params=jitter(agent.critic.params, 3),
         ),
         start_params=agent.start_params and jitter(agent.start_params, 5),
-        learned=dataclasses.replace(
-            agent.learned, average=None if agent.learned.average is None else jitter(agent.learned.average, 4)
+        actor=dataclasses.replace(
+            agent.actor, ema_params=None if agent.actor.ema_params is None else jitter(agent.actor.ema_params, 4)
         ),
     )
 
 
 def cloner(seed: int = 0, **changes: Any) -> BCAgent:
-    config = BCConfig(**({"optimiser": steady(1e-2), "denoising_steps": 2} | changes))
+    config = BCConfig(**({"optimizer": steady(1e-2), "denoising_steps": 2} | changes))
     return BCAgent.create(config, linear_policy(seed), real_action_dim=REAL)
 
 
@@ -156,7 +156,7 @@ def flow_errors(agent: Any, batch: ChunkBatch, rng: jax.Array, dimensions: int) 
     _, noise_key, time_key = jax.random.split(rng, 3)
     noise = np.asarray(jax.random.normal(noise_key, batch.actions.shape), np.float64)
     t = np.asarray(jax.random.uniform(time_key, (len(noise),)), np.float64)[:, None, None]
-    eye, plan, mix = (np.asarray(agent.learned.trainable[name], np.float64) for name in ("eye", "plan", "mix"))
+    eye, plan, mix = (np.asarray(agent.actor.params[name], np.float64) for name in ("eye", "plan", "mix"))
     x_t = t * noise + (1 - t) * batch.actions
     seen = (batch.observations.state @ eye @ plan).reshape(noise.shape)
     return np.square(x_t @ mix + seen * (1 + t) - (noise - batch.actions))[..., :dimensions].mean(axis=-1)

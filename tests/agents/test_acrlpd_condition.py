@@ -21,7 +21,8 @@ from learners import (
 )
 
 from critic_reference import q_logits, v_logits
-from pirl.agents.acrlpd import ACRLPDAgent, ACRLPDConfig
+from pirl.agents.acrlpd import ACRLPDAgent
+from pirl.agents.config import ACRLPDConfig
 from pirl.errors import ConfigError
 from pirl.models import GuidedObservation, Observation
 
@@ -65,8 +66,8 @@ def prompted_batch(size=24):
 
 def advantages_of(agent, batch):
     """Q(s, chunk) − V(s), both under the plain prompt."""
-    config, critics = agent.config.critic, agent.critics.latest
-    prefix = agent.learned.build().encode(batch.observations)
+    config, critics = agent.config.critic, agent.critic.params
+    prefix = agent.actor.build().encode(batch.observations)
     q = np.asarray(config.values(q_logits(critics, config, prefix, batch.actions[:, None, :H, :REAL])))[..., 0]
     v = np.asarray(config.values(v_logits(critics, config, prefix)))
     return q.mean(axis=0) - v.mean(axis=0)
@@ -74,7 +75,7 @@ def advantages_of(agent, batch):
 
 def errors_under(agent, batch, words):
     """Squared errors of the flow, by hand, of chunks whose prompts are these words."""
-    flow, learned = agent.encode(batch, KEY).draw.flow, agent.learned.trainable
+    flow, learned = agent.encode(batch, KEY).inputs.flow, agent.actor.params
     state = np.asarray(batch.observations.state, np.float64) + 0.3 * words[:, None]
     plan = (state @ np.asarray(learned["eye"], np.float64) @ np.asarray(learned["plan"], np.float64)).reshape(
         -1, STEPS, WIDTH
@@ -105,14 +106,14 @@ def test_some_chunks_keep_the_plain_prompt():
     # Each sample's loss is one or the other: over many keys both come, each about half of the time.
     kept = [
         jax.vmap(lambda key: jax.random.bernoulli(jax.random.fold_in(key, 1), 0.5))(
-            agent.encode(batch, key).draw.dropout
+            agent.encode(batch, key).inputs.keys
         )
         for key in jax.random.split(KEY, 20)
     ]
     assert 0.4 < np.mean(kept) < 0.6
     left_out = np.asarray(
         jax.vmap(lambda key: jax.random.bernoulli(jax.random.fold_in(key, 1), 0.5))(
-            agent.encode(batch, KEY).draw.dropout
+            agent.encode(batch, KEY).inputs.keys
         )
     )
     expected = np.where(left_out[:, None], plain, indicated).sum() / batch.valid.sum()
@@ -121,11 +122,11 @@ def test_some_chunks_keep_the_plain_prompt():
 
 def test_the_threshold_follows_the_share_that_is_to_be_positive():
     """With critics that stand still, about as many chunks as asked for are positive in the end."""
-    agent = conditioned(positive_fraction=0.25, policy_optimiser=acrlpd().config.policy_optimiser)
-    frozen, shares = agent.critics, []
+    agent = conditioned(positive_fraction=0.25, policy_optimizer=acrlpd().config.policy_optimizer)
+    frozen, shares = agent.critic, []
     for number in range(150):
         agent, metrics = update(agent, prompted_batch(24), jax.random.fold_in(KEY, number))
-        agent = dataclasses.replace(agent, critics=frozen, learned=dataclasses.replace(agent.learned))
+        agent = dataclasses.replace(agent, critic=frozen, actor=dataclasses.replace(agent.actor))
         shares.append(float(metrics["actor/positive"]))
     assert 0.15 < np.mean(shares[-20:]) < 0.35
     assert float(agent.threshold) != pytest.approx(0.1)
@@ -135,9 +136,7 @@ def test_cut_into_parts_the_update_is_the_same():
     batch = prompted_batch()
     whole, _ = update(conditioned(), batch, KEY)
     parts, _ = update(conditioned(accumulation_steps=2), batch, KEY)
-    for one, other in zip(
-        jax.tree.leaves(whole.learned.trainable), jax.tree.leaves(parts.learned.trainable), strict=True
-    ):
+    for one, other in zip(jax.tree.leaves(whole.actor.params), jax.tree.leaves(parts.actor.params), strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(whole.threshold, parts.threshold, rtol=1e-5)
 

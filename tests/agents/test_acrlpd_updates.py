@@ -9,11 +9,10 @@ import pytest
 from learners import CRITIC, KEY, SPEECHLESS, H, LinearPolicy, acrlpd, linear_policies, make_batch, steady, update
 
 from builders import MICRO, random_actions, random_model, random_observation
-from pirl.agents import learning
-from pirl.agents.acrlpd import ACRLPDAgent, ACRLPDConfig
-from pirl.agents.bc import BCAgent, BCConfig
-from pirl.agents.optimisers import OptimiserConfig
-from pirl.agents.temperature import TemperatureConfig
+from pirl.agents import common
+from pirl.agents.acrlpd import ACRLPDAgent
+from pirl.agents.bc import BCAgent
+from pirl.agents.config import ACRLPDConfig, BCConfig, OptimizerConfig, TemperatureConfig
 from pirl.data.chunks import ChunkBatch, ChunkShape, cut_chunks
 from pirl.data.policy_io import PolicyIO
 from trajectories import ROBOT, build
@@ -57,21 +56,21 @@ def test_an_update_moves_everything_as_it_should():
     assert {name for name, metric in metrics.items() if not np.isfinite(metric)} == OTHER_MODES
     assert new.step == 1
     averages = (
-        (begun.critics.target, new.critics.target, new.critics.latest, 0.75),
-        (begun.critics.average, new.critics.average, new.critics.latest, 0.5),
-        (begun.learned.average, new.learned.average, new.learned.trainable, 0.75),
+        (begun.critic.target_params, new.critic.target_params, new.critic.params, 0.75),
+        (begun.critic.ema_params, new.critic.ema_params, new.critic.params, 0.5),
+        (begun.actor.ema_params, new.actor.ema_params, new.actor.params, 0.75),
     )
     for before, after, latest, decay in averages:
         expected = jax.tree.map(lambda old, new, decay=decay: decay * old + (1 - decay) * new, before, latest)
         jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-6), after, expected)
-    critics = zip(*(jax.tree.leaves(learner.critics.latest) for learner in (begun, new)), strict=True)
+    critics = zip(*(jax.tree.leaves(learner.critic.params) for learner in (begun, new)), strict=True)
     assert not any(same(before, after) for before, after in critics)
-    assert not any(same(begun.learned.trainable[name], new.learned.trainable[name]) for name in new.learned.trainable)
+    assert not any(same(begun.actor.params[name], new.actor.params[name]) for name in new.actor.params)
     # Fewer samples count than are wanted: weights become more even.
     assert metrics["actor/ess"] < 0.9
-    assert new.temperature.log_beta > begun.temperature.log_beta
+    assert new.log_beta > begun.log_beta
     np.testing.assert_allclose(metrics["loss"], begun.compute_loss(batch, KEY)[0], rtol=1e-5)
-    norm = np.sqrt(sum(np.square(np.asarray(leaf)).sum() for leaf in jax.tree.leaves(new.critics.latest)))
+    norm = np.sqrt(sum(np.square(np.asarray(leaf)).sum() for leaf in jax.tree.leaves(new.critic.params)))
     np.testing.assert_allclose(metrics["param_norm/critic"], norm, rtol=1e-5)
     readout = 2 * 4 + (3 * 8 + 8) + (48 * 8 + 8) + (4 * 4 + 4)
     first, others = (2 * 4 + 3 + 4) * 8 + 8, 8 * 8 + 8 + 4 * 8 + 8 + 1
@@ -81,7 +80,7 @@ def test_an_update_moves_everything_as_it_should():
 def test_a_batch_in_four_parts_gives_the_same_update():
     """Usable chunks, real steps and successes are spread unevenly; the one success has a single step."""
     # Adam would blow tiny gradients, and the rounding errors in them, up to the size of any other.
-    settings = {"critic": dataclasses.replace(CRITIC, dropout=0.5), "critic_optimiser": steady(1e-2, eps=1e-2)}
+    settings = {"critic": dataclasses.replace(CRITIC, dropout=0.5), "critic_optimizer": steady(1e-2, eps=1e-2)}
     alone = dataclasses.replace(make_batch(), success=np.arange(8) == 4)
     assert alone.valid[4].sum() == 1
     assert len(set(alone.sequence_mask.reshape(4, 2).sum(axis=1).tolist())) > 1
@@ -109,15 +108,15 @@ def test_the_losses_on_the_data_are_computed_once(monkeypatch):
 
 
 def test_the_policy_rests_while_the_critics_warm_up_and_between_its_turns():
-    rising = OptimiserConfig(peak_lr=0.04, schedule="constant", warmup_steps=3)
+    rising = OptimizerConfig(peak_lr=0.04, schedule="constant", warmup_steps=3)
     turns = {"critic_warmup_steps": 2, "actor_every": 2, "actor_mode": "bc"}
-    learner = agent(**turns, policy_optimiser=rising, critic_optimiser=rising)
+    learner = agent(**turns, policy_optimizer=rising, critic_optimizer=rising)
     batch, moved, rates = make_batch(), [], []
     for step in range(6):
         new, metrics = update(learner, batch, jax.random.key(step))
-        assert not same(new.critics.latest, learner.critics.latest)
+        assert not same(new.critic.params, learner.critic.params)
         assert set(metrics) == METRICS
-        resting = same(new.learned, learner.learned)
+        resting = same(new.actor, learner.actor)
         moves = {"grad_norm/policy", "param_norm/policy", "lr/policy"}
         spreads = {"critic/sample_spread", "critic/state_spread"}
         actor = {name for name in METRICS if name.startswith(("actor/", "bc/"))} - {"actor/moves"} | moves
@@ -130,7 +129,7 @@ def test_the_policy_rests_while_the_critics_warm_up_and_between_its_turns():
         learner = new
     assert moved == [False, False, False, True, False, True]
     assert [learner.config.policy_updates(count) for count in range(7)] == [0, *np.cumsum(moved)]
-    # Each optimiser counts its own updates.
+    # Each optimizer counts its own updates.
     np.testing.assert_allclose(np.array(rates)[:, 0], [0.01, 0.02, 0.03, 0.04, 0.04, 0.04], rtol=1e-6)
     np.testing.assert_allclose(np.array(rates)[[3, 5], 1], [0.01, 0.02], rtol=1e-6)
 
@@ -191,10 +190,8 @@ def test_chunks_without_a_target_teach_the_critics_nothing():
         observations=dataclasses.replace(batch.observations, state=states),
     )
     c, _ = update(agent(), other, KEY)
-    jax.tree.map(
-        lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-6), c.critics.latest, a.critics.latest
-    )
-    assert not same(c.learned, a.learned)
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-6), c.critic.params, a.critic.params)
+    assert not same(c.actor, a.actor)
 
 
 def test_a_batch_with_no_usable_chunk_and_no_success_leaves_the_critics_as_they_are():
@@ -205,16 +202,16 @@ def test_a_batch_with_no_usable_chunk_and_no_success_leaves_the_critics_as_they_
     assert {name for name in METRICS if np.isnan(metrics[name])} == absent
     assert metrics["data/valid_chunks"] == 0
     np.testing.assert_allclose(metrics["loss"], metrics["actor/loss"], rtol=1e-6)
-    assert same(new.critics.latest, agent().critics.latest)
+    assert same(new.critic.params, agent().critic.params)
     assert all(np.all(np.isfinite(leaf)) for leaf in jax.tree.leaves(new))
 
 
 @pytest.mark.parametrize("scale", [1e6, -1e6])
 def test_extreme_advantages_stay_finite(scale):
     begun = agent()
-    critic = begun.critics.latest | {"q/out/kernel": scale * begun.critics.latest["q/out/kernel"]}
+    critic = begun.critic.params | {"q/out/kernel": scale * begun.critic.params["q/out/kernel"]}
     new, metrics = update(
-        dataclasses.replace(begun, critics=dataclasses.replace(begun.critics, latest=critic, target=critic)),
+        dataclasses.replace(begun, critic=dataclasses.replace(begun.critic, params=critic, target_params=critic)),
         make_batch(),
         KEY,
     )
@@ -247,7 +244,7 @@ def test_the_cost_of_an_update_is_that_of_cloning_and_one_more_encoding():
     model = dataclasses.replace(MICRO, language=expert, remat=False)
     small = {"horizon_length": H, "num_action_samples": 1, "denoising_steps": 1, "critic": CRITIC, "augment": False}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(learning, "_shapes", learning.abstract_model)
+        patch.setattr(common, "_abstract_policy", common.abstract_model)
         policy = random_model(model)
         batch = dataclasses.replace(
             make_batch(2),
@@ -260,9 +257,7 @@ def test_the_cost_of_an_update_is_that_of_cloning_and_one_more_encoding():
         once = operations(lambda: learner.update(batch, KEY))
         cloning = operations(lambda: cloner.update(batch, KEY))
         encoding = operations(lambda: policy.encode(batch.observations))
-        naive = operations(
-            lambda: jax.value_and_grad(lambda p: naive_loss(learner, batch, p))(learner.learned.trainable)
-        )
+        naive = operations(lambda: jax.value_and_grad(lambda p: naive_loss(learner, batch, p))(learner.actor.params))
     assert encoding > cloning / 4
     assert 0.95 < (once - cloning) / encoding < 1.25
     assert (naive - cloning) / encoding > 3

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from learners import REAL, SPEECHLESS, STEPS, WIDTH, H, LinearPolicy, linear_policies, linear_policy, steady
 
-from pirl.agents.acrlpd import ACRLPDAgent, ACRLPDConfig
-from pirl.agents.temperature import TemperatureConfig
+from pirl.agents.acrlpd import ACRLPDAgent
+from pirl.agents.config import ACRLPDConfig, TemperatureConfig
 from pirl.data.chunks import ChunkBatch, ChunkShape, Trajectories, cut_chunks
 from pirl.data.policy_io import PolicyIO
 from pirl.models import Observation
@@ -107,7 +107,7 @@ def learned_values(data: Trajectories) -> np.ndarray:
         num_action_samples=len(CHUNKS),
         actor_mode="bc",
         critic=CriticConfig(num_critics=2, hidden_dims=(32, 32)),
-        critic_optimiser=steady(3e-3, b2=0.999, clip_norm=10.0),
+        critic_optimizer=steady(3e-3, b2=0.999, clip_norm=10.0),
         target_update_rate=0.05,
         critic_ema_decay=0.9,
         augment=False,
@@ -181,8 +181,8 @@ def test_the_policy_moves_to_the_better_arm(mode):
         actor_mode=mode,
         critic=CriticConfig(num_critics=2, hidden_dims=(16,)),
         temperature=TemperatureConfig(beta=0.2),
-        policy_optimiser=steady(1e-2),
-        critic_optimiser=steady(1e-2),
+        policy_optimizer=steady(1e-2),
+        critic_optimizer=steady(1e-2),
         policy_ema_decay=None,
         critic_ema_decay=0.0,
         augment=False,

@@ -9,8 +9,8 @@ import pytest
 from learners import KEY, REAL, cloner, flow_errors, linear_policies, make_batch, update
 
 from golden import arrays, content, model, needs_golden, observation
-from pirl.agents.bc import BCAgent, BCConfig
-from pirl.agents.optimisers import OptimiserConfig
+from pirl.agents.bc import BCAgent
+from pirl.agents.config import BCConfig, OptimizerConfig
 from pirl.data.chunks import ChunkBatch
 from pirl.errors import ConfigError
 
@@ -31,7 +31,7 @@ def test_three_updates_equal_openpi():
     schedule, adam = train["lr_schedule"], train["optimizer"]
     config = BCConfig(
         ema_decay=train["ema_decay"],
-        optimiser=OptimiserConfig(
+        optimizer=OptimizerConfig(
             peak_lr=schedule["peak_lr"],
             warmup_steps=schedule["warmup_steps"],
             decay_steps=schedule["decay_steps"],
@@ -54,7 +54,7 @@ def test_three_updates_equal_openpi():
         success=np.ones(b, bool),
     )
     agent = BCAgent.create(config, policy)
-    begun = agent.learned
+    begun = agent.actor
     train_key = jax.random.split(jax.random.key(train["seed"]))[0]
     for index, info in enumerate(described["infos"]):
         agent, metrics = update(agent, batch, jax.random.fold_in(train_key, index))
@@ -63,14 +63,14 @@ def test_three_updates_equal_openpi():
         np.testing.assert_allclose(metrics["param_norm/policy"], info["param_norm"], rtol=1e-4)
         # After an update, elements whose gradient is rounding noise stand elsewhere (FACTS.md §10).
         np.testing.assert_allclose(metrics["grad_norm/policy"], info["grad_norm"], rtol=1e-3 if index else 1e-4)
-    assert sorted(agent.learned.trainable) == sorted(content("models", name, "trainable.json")["trainable"])
+    assert sorted(agent.actor.params) == sorted(content("models", name, "trainable.json")["trainable"])
     rounded = {key.removeprefix("step2/params/") for key in described["bf16_leaves"] if key.startswith("step2/")}
-    assert set(agent.learned.frozen) == rounded
-    for path, leaf in agent.learned.frozen.items():
+    assert set(agent.actor.frozen_params) == rounded
+    for path, leaf in agent.actor.frozen_params.items():
         assert leaf.dtype == jnp.bfloat16
-        np.testing.assert_array_equal(leaf, begun.frozen[path])
+        np.testing.assert_array_equal(leaf, begun.frozen_params[path])
         np.testing.assert_array_equal(leaf.astype(np.float32), recorded[f"step2/params/{path}"])
-    for path, leaf in agent.learned.trainable.items():
+    for path, leaf in agent.actor.params.items():
         close = np.isclose(leaf, recorded[f"step2/params/{path}"], rtol=1e-4, atol=1e-4)
         assert np.sum(~close) <= max(2, leaf.size // 200) or path.endswith("key/bias"), path
 
@@ -103,17 +103,17 @@ def test_an_update_moves_parameters_and_average_and_leaves_the_frozen():
     batch, agent = make_batch(), cloner(freeze=("eye",), ema_decay=0.75, loss_over="real")
     new, metrics = update(agent, batch, KEY)
     assert new.step == 1
-    np.testing.assert_array_equal(new.learned.frozen["eye"], agent.learned.frozen["eye"])
+    np.testing.assert_array_equal(new.actor.frozen_params["eye"], agent.actor.frozen_params["eye"])
     for name in ("plan", "mix"):
-        old, latest = agent.learned.trainable[name], new.learned.trainable[name]
+        old, latest = agent.actor.params[name], new.actor.params[name]
         # Adam's first step is the learning rate, whatever the gradient; padding dimensions have none.
         real = np.arange(old.shape[1]) % 3 < REAL
         np.testing.assert_allclose(np.abs(latest - old), np.where(real, 1e-2, 0)[None].repeat(len(old), 0), rtol=1e-2)
-        np.testing.assert_allclose(new.learned.average[name], 0.75 * old + 0.25 * latest, rtol=1e-6, atol=1e-7)
+        np.testing.assert_allclose(new.actor.ema_params[name], 0.75 * old + 0.25 * latest, rtol=1e-6, atol=1e-7)
         np.testing.assert_array_equal(
-            dict(plan=new.policy().plan, mix=new.policy().mix)[name].get_value(), new.learned.average[name]
+            dict(plan=new.policy().plan, mix=new.policy().mix)[name].get_value(), new.actor.ema_params[name]
         )
-    leaves = (*new.learned.trainable.values(), *new.learned.frozen.values())
+    leaves = (*new.actor.params.values(), *new.actor.frozen_params.values())
     norm = np.sqrt(sum(np.square(np.asarray(leaf, np.float64)).sum() for leaf in leaves))
     np.testing.assert_allclose(metrics["param_norm/policy"], norm, rtol=1e-3)
     assert set(metrics) == {"loss", "bc/loss", "grad_norm/policy", "param_norm/policy", "lr/policy"}
@@ -128,17 +128,17 @@ def test_a_batch_in_four_parts_gives_the_same_update():
     cut, cut_metrics = update(cloner(**fields, accumulation_steps=4), batch, KEY)
     for name, metric in metrics.items():
         np.testing.assert_allclose(cut_metrics[name], metric, rtol=1e-5, err_msg=name)
-    for ours, theirs in zip(jax.tree.leaves(cut.learned), jax.tree.leaves(whole.learned), strict=True):
+    for ours, theirs in zip(jax.tree.leaves(cut.actor), jax.tree.leaves(whole.actor), strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.usefixtures("linear")
 def test_acting_integrates_the_averaged_flow_from_each_row_s_own_noise():
     agent = cloner()
-    agent = dataclasses.replace(agent, learned=dataclasses.replace(agent.learned, average=averaged(agent)))
+    agent = dataclasses.replace(agent, actor=dataclasses.replace(agent.actor, ema_params=averaged(agent)))
     batch, keys = make_batch(), jax.random.split(KEY, 8)
     chunks = np.asarray(agent.act(batch.observations, keys))
-    eye, plan, mix = (np.asarray(agent.learned.average[name], np.float64) for name in ("eye", "plan", "mix"))
+    eye, plan, mix = (np.asarray(agent.actor.ema_params[name], np.float64) for name in ("eye", "plan", "mix"))
     seen = (batch.observations.state @ eye @ plan).reshape(chunks.shape)
     x = np.stack([np.asarray(jax.random.normal(key, (1, *chunks.shape[1:])), np.float64)[0] for key in keys])
     for time in (1.0, 0.5):
@@ -150,14 +150,14 @@ def test_acting_integrates_the_averaged_flow_from_each_row_s_own_noise():
 
 
 def averaged(agent: BCAgent) -> dict[str, jax.Array]:
-    return {name: 0.5 * leaf for name, leaf in agent.learned.trainable.items()}
+    return {name: 0.5 * leaf for name, leaf in agent.actor.params.items()}
 
 
 @pytest.mark.usefixtures("linear")
 def test_validation_is_of_the_averaged_policy_and_does_not_augment():
     batch, agent = make_batch(), cloner(loss_over="real")
-    other = dataclasses.replace(agent, learned=dataclasses.replace(agent.learned, average=averaged(agent)))
-    there = dataclasses.replace(agent, learned=dataclasses.replace(agent.learned, trainable=averaged(agent)))
+    other = dataclasses.replace(agent, actor=dataclasses.replace(agent.actor, ema_params=averaged(agent)))
+    there = dataclasses.replace(agent, actor=dataclasses.replace(agent.actor, params=averaged(agent)))
     metrics = other.validate(batch, KEY)
     np.testing.assert_allclose(metrics["loss"], flow_errors(there, batch, KEY, REAL)[batch.valid].mean(), rtol=1e-5)
     errors = np.square(np.asarray(other.act(batch.observations, KEY)) - batch.actions)[..., :REAL].mean(axis=-1)

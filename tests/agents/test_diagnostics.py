@@ -113,8 +113,8 @@ def test_without_a_pair_nothing_is_claimed(batch):
 def test_critics_that_know_the_chunk_score_one_and_constant_ones_a_half(monkeypatch):
     with linear_policies():
         agent, batch = acrlpd(), batch_of(range(8), success=np.arange(8) % 2 == 0)
-        constant = dataclasses.replace(agent.critics, average=jax.tree.map(jnp.zeros_like, agent.critics.average))
-        found = knowledge(dataclasses.replace(agent, critics=constant), batch)
+        constant = dataclasses.replace(agent.critic, ema_params=jax.tree.map(jnp.zeros_like, agent.critic.ema_params))
+        found = knowledge(dataclasses.replace(agent, critic=constant), batch)
         assert found == {"critic/pair_auc": 0.5, "critic/outcome_auc": 0.5}, "no camera, no images to shuffle"
         judge_by(monkeypatch, lambda prefix: prefix.state[:, 0])
         assert knowledge(agent, batch)["critic/pair_auc"] == 1.0
@@ -137,8 +137,8 @@ def test_the_critics_that_act_are_asked_as_they_act():
             return {"critic/pair_auc": np.mean(wins), "critic/outcome_auc": np.mean(outcomes)}
 
         found = knowledge(agent, batch)
-        assert found == pytest.approx(expected(agent.critics.average))
-        for other in (agent.critics.latest, agent.critics.target):
+        assert found == pytest.approx(expected(agent.critic.ema_params))
+        for other in (agent.critic.params, agent.critic.target_params):
             assert expected(other) != pytest.approx(found)
 
 

@@ -24,7 +24,7 @@ from learners import (
     update,
 )
 
-from pirl.agents.ript import RIPTAgent, RIPTConfig, RolloutBatch, carries_signal, leave_one_out, scale_advantages
+from pirl.agents.ript import RIPTAgent, RIPTConfig, RolloutBatch, has_signal, leave_one_out, scale_advantages
 from pirl.errors import ConfigError
 
 ADVANTAGES = np.array([1.5, -0.5, 0.25, -3.0, 0.0, -1.0, 2.0, -0.1], np.float32)
@@ -37,7 +37,7 @@ def _linear():
 
 
 def ript(seed: int = 0, **changes: Any) -> RIPTAgent:
-    config = RIPTConfig(**({"optimiser": steady(1e-2), "denoising_steps": 2} | changes))
+    config = RIPTConfig(**({"optimizer": steady(1e-2), "denoising_steps": 2} | changes))
     return RIPTAgent.create(config, linear_policy(seed), real_action_dim=REAL)
 
 
@@ -58,7 +58,7 @@ def loss_and_gradient(agent: RIPTAgent, batch: RolloutBatch) -> Any:
     def loss(parameters: Any) -> Any:
         return agent.compute_loss(batch, KEY, parameters)
 
-    (value, metrics), gradient = jax.value_and_grad(loss, has_aux=True)(agent.learned.trainable)
+    (value, metrics), gradient = jax.value_and_grad(loss, has_aux=True)(agent.actor.params)
     return value, metrics, jnp.max(jnp.stack([jnp.max(jnp.abs(leaf)) for leaf in gradient.values()]))
 
 
@@ -104,7 +104,7 @@ def test_a_group_of_equals_has_no_advantages_at_all(reward, count):
 def test_scaled_advantages_are_finite_and_of_deviation_one(some):
     scaled = scale_advantages(RIPTConfig(), some)
     assert np.isfinite(scaled).all()
-    assert scale_advantages(RIPTConfig(normalise_advantages=False), some) is some
+    assert scale_advantages(RIPTConfig(normalize_advantages=False), some) is some
     if some.any():
         np.testing.assert_allclose(np.sqrt(np.mean(np.square(scaled))), 1.0, rtol=1e-9)
         # One factor for all of them: order and signs stay.
@@ -117,9 +117,9 @@ def test_scaled_advantages_are_finite_and_of_deviation_one(some):
 
 def test_only_with_positive_weights_are_there_episodes_without_a_signal():
     some = np.array([1.0, 0.0, -0.5])
-    assert carries_signal(RIPTConfig(weighting="positive"), some).tolist() == [True, False, False]
+    assert has_signal(RIPTConfig(weighting="positive"), some).tolist() == [True, False, False]
     for weighting in ("signed", "exp", "guidance"):
-        assert carries_signal(RIPTConfig(weighting=weighting), some).all()
+        assert has_signal(RIPTConfig(weighting=weighting), some).all()
 
 
 # --- behaviour cloning as a special case -------------------------------------------------------------------------------
@@ -139,7 +139,7 @@ def test_with_all_advantages_one_the_update_is_that_of_cloning_bit_for_bit(field
         assert {name: float(ours[name]) for name in ours_too} == {name: float(theirs[name]) for name in ours_too}
         assert float(ours["actor/flow_loss"]) == float(theirs["loss"])
     assert learner.step == 2
-    expected, found = jax.tree.leaves_with_path(clone.learned), jax.tree.leaves(learner.learned)
+    expected, found = jax.tree.leaves_with_path(clone.actor), jax.tree.leaves(learner.actor)
     for (path, theirs), mine in zip(expected, found, strict=True):
         np.testing.assert_array_equal(mine, theirs, err_msg=jax.tree_util.keystr(path))
     assert learner.parameter_counts() == clone.parameter_counts()
@@ -262,7 +262,7 @@ def test_the_whole_batch_in_parts_gives_the_same_update():
     cut, cut_metrics = update(ript(**fields, accumulation_steps=4), batch, KEY)
     for name, metric in metrics.items():
         np.testing.assert_allclose(cut_metrics[name], metric, rtol=1e-5, err_msg=name)
-    for ours, theirs in zip(jax.tree.leaves(cut.learned), jax.tree.leaves(whole.learned), strict=True):
+    for ours, theirs in zip(jax.tree.leaves(cut.actor), jax.tree.leaves(whole.actor), strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)
 
 
@@ -271,8 +271,8 @@ def test_the_whole_batch_in_parts_gives_the_same_update():
 
 def test_practice_integrates_the_flow_by_midpoints():
     """Two steps, each of which looks at the flow in its middle, as written down for the linear policy."""
-    agent, batch, keys = ript(practice_solver="midpoint", denoising_steps=4), make_batch(), jax.random.split(KEY, 8)
-    eye, plan, mix = (np.asarray(agent.learned.trainable[name], np.float64) for name in ("eye", "plan", "mix"))
+    agent, batch, keys = ript(rollout_solver="midpoint", denoising_steps=4), make_batch(), jax.random.split(KEY, 8)
+    eye, plan, mix = (np.asarray(agent.actor.params[name], np.float64) for name in ("eye", "plan", "mix"))
     seen = (batch.observations.state @ eye @ plan).reshape(batch.actions.shape)
 
     def flow(x: np.ndarray, time: float) -> np.ndarray:
@@ -281,7 +281,9 @@ def test_practice_integrates_the_flow_by_midpoints():
     x = np.stack([np.asarray(jax.random.normal(key, batch.actions.shape[1:]), np.float64) for key in keys])
     for time in (1.0, 0.5):
         x = x - 0.5 * flow(x - 0.25 * flow(x, time), time - 0.25)
-    np.testing.assert_allclose(jax.jit(RIPTAgent.practise)(agent, batch.observations, keys), x, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(
+        jax.jit(RIPTAgent.act_in_rollout)(agent, batch.observations, keys), x, rtol=1e-4, atol=1e-5
+    )
 
 
 # --- drift, validation -------------------------------------------------------------------------------------------------
@@ -315,7 +317,7 @@ def test_the_average_drifts_acts_and_is_validated_as_in_cloning():
 
     chunks, agents = make_batch(), (cloner(loss_over="real"), ript(loss_over="real"))
     clone, learner = (
-        dataclasses.replace(agent, learned=dataclasses.replace(agent.learned, average=jitter(agent.learned.average, 4)))
+        dataclasses.replace(agent, actor=dataclasses.replace(agent.actor, ema_params=jitter(agent.actor.ema_params, 4)))
         for agent in agents
     )
     expected, found = look(clone, chunks), look(learner, chunks)
@@ -337,7 +339,7 @@ def test_the_average_drifts_acts_and_is_validated_as_in_cloning():
         {"max_weight": math.nan},
         {"cond_dropout": 1.5},
         {"guidance_weight": -0.5},
-        {"practice_guidance": float("inf")},
+        {"rollout_guidance": float("inf")},
         {"bc_loss_weight": -1.0},
         {"num_epochs": 0},
         {"accumulation_steps": 0},

@@ -10,8 +10,8 @@ import pytest
 from flax import nnx
 from learners import KEY, MODEL, REAL, linear_policies, linear_policy, make_batch, steady
 
-from pirl.agents import learning
-from pirl.agents.ript import RIPTAgent, RIPTConfig, RolloutBatch, carries_signal, leave_one_out, scale_advantages
+from pirl.agents import common
+from pirl.agents.ript import RIPTAgent, RIPTConfig, RolloutBatch, has_signal, leave_one_out, scale_advantages
 from pirl.data.chunks import ChunkBatch
 from pirl.errors import ConfigError
 from pirl.models import GuidedObservation, Observation, Pi0
@@ -59,13 +59,13 @@ def gaussian_policy(mean: tuple[float, float, float] = (0, 0, 0), deviation: flo
 def gaussian():
     shapes = nnx.eval_shape(gaussian_policy)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(learning, "_shapes", lambda config: shapes)
-        patch.setattr(learning, "sample_time", lambda rng, batch: jax.random.uniform(rng, (batch,), minval=0.01))
+        patch.setattr(common, "_abstract_policy", lambda config: shapes)
+        patch.setattr(common, "sample_time", lambda rng, batch: jax.random.uniform(rng, (batch,), minval=0.01))
         yield
 
 
 def learner(policy: Pi0 | None = None, **changes: Any) -> RIPTAgent:
-    config = RIPTConfig(**({"optimiser": steady(1e-2), "ema_decay": None} | changes))
+    config = RIPTConfig(**({"optimizer": steady(1e-2), "ema_decay": None} | changes))
     return RIPTAgent.create(config, policy or gaussian_policy())
 
 
@@ -107,7 +107,7 @@ def act(agent: RIPTAgent, observation: Any, rng: Any) -> Any:
 
 @jax.jit
 def practise(agent: RIPTAgent, observation: Any, rng: Any) -> Any:
-    return agent.practise(observation, rng)
+    return agent.act_in_rollout(observation, rng)
 
 
 @jax.jit
@@ -142,7 +142,7 @@ def test_every_weighting_finds_what_is_rewarded(weighting):
         states = np.repeat(random.choice([-1.0, 1.0], GROUPS), ATTEMPTS)
         actions, rewards = attempt(agent, states, jax.random.key(iteration))
         advantages = np.concatenate([leave_one_out(group) for group in rewards.reshape(GROUPS, ATTEMPTS)])
-        included = (advantages != 0) & carries_signal(agent.config, advantages)
+        included = (advantages != 0) & has_signal(agent.config, advantages)
         batch = RolloutBatch(
             chunks_of(observe(states), actions),
             scale_advantages(agent.config, advantages).astype(np.float32),
@@ -196,7 +196,7 @@ def test_demonstrations_are_shown_as_good(dropout, taught):
     # Nothing but demonstrations is included, so that all that is learned is theirs.
     batch = RolloutBatch(chunks, -np.ones(8, np.float32), np.zeros(8, bool), bad, chunks, good)
     gradient = jax.jit(jax.grad(lambda parameters: agent.compute_loss(batch, KEY, parameters)[0]))
-    moved = np.asarray(gradient(agent.learned.trainable)["mean"]) != 0
+    moved = np.asarray(gradient(agent.actor.params)["mean"]) != 0
     assert moved.tolist() == [prompt == taught for prompt in (PLAIN, POSITIVE, NEGATIVE)]
     with pytest.raises(ConfigError, match="needs prompts"):
         jax.eval_shape(agent.compute_loss, dataclasses.replace(batch, demonstration_prompts=None), KEY)
@@ -212,7 +212,7 @@ def test_acting_is_guided_from_the_plain_prompt_to_the_indicated_one_and_beyond(
     assert np.abs(indicated - plain).min() > 1
     for weight in (0.0, 1.0, 2.5):
         chunks = act(learner(policy, guidance_weight=weight), both, KEY)
-        practised = practise(learner(policy, practice_guidance=weight, practice_solver="euler"), both, KEY)
+        practised = practise(learner(policy, rollout_guidance=weight, rollout_solver="euler"), both, KEY)
         np.testing.assert_array_equal(practised, chunks)
         if weight in (0, 1):
             np.testing.assert_array_equal(chunks, indicated if weight else plain)
@@ -226,7 +226,7 @@ def test_a_thousand_updates_on_the_same_failures_stay_bounded():
     """Half of the chunks repel, again and again; the loss keeps its bound, and without the limit it would not."""
     advantages = np.array([1, -1, 2, -2, 0.5, -0.5, 1, -1], np.float32)
     batch = RolloutBatch(make_batch(), advantages, np.ones(8, bool))
-    fields = {"weighting": "signed", "negative_weight": 1.0, "negative_clip": 1.5, "optimiser": steady(1e-2)}
+    fields = {"weighting": "signed", "negative_weight": 1.0, "negative_clip": 1.5, "optimizer": steady(1e-2)}
 
     @jax.jit
     def run(agent: RIPTAgent) -> Any:
@@ -244,10 +244,10 @@ def test_a_thousand_updates_on_the_same_failures_stay_bounded():
         assert losses.shape == (1000,)
         assert losses.min() >= -1.0 * 1.5 * 2.0
         assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(limited))
-        largest = max(np.abs(leaf).max() for leaf in limited.learned.trainable.values())
+        largest = max(np.abs(leaf).max() for leaf in limited.actor.params.values())
         assert np.isfinite(actions).all()
         free, losses, _ = run(
             RIPTAgent.create(RIPTConfig(**fields, negative_loss_limit=1e9), linear_policy(), real_action_dim=REAL)
         )
         assert losses.min() < -3.0
-        assert largest < 0.5 * max(np.abs(leaf).max() for leaf in free.learned.trainable.values())
+        assert largest < 0.5 * max(np.abs(leaf).max() for leaf in free.actor.params.values())

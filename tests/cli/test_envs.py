@@ -20,7 +20,7 @@ def test_every_environment_is_listed_with_its_id_and_whether_it_is_installed(cal
 
 
 def test_what_an_older_installation_cannot_know_is_not_called_installed(call, monkeypatch):
-    monkeypatch.setattr("pirl.doctor.software.metadata.requires", lambda package: ["numpy"])
+    monkeypatch.setattr("pirl.doctor.metadata.requires", lambda package: ["numpy"])
     _, out, _ = call("envs", "list")
     assert out.count("unknown: install pirl again") == sum(entry.extra is not None for entry in list_envs())
 

@@ -15,7 +15,7 @@ from pirl.sweep import plan
 ROOT = Path(__file__).parents[2]
 FAKE = (sys.executable, str(ROOT / "tests/sweep/fake_trainer.py"))
 needs_optuna = pytest.mark.skipif(importlib.util.find_spec("optuna") is None, reason="Optuna is not installed")
-RATES = ("--knob", "agent.optimiser.peak-lr=1e-4,1e-3,1e-2")
+RATES = ("--knob", "agent.optimizer.peak-lr=1e-4,1e-3,1e-2")
 BASE = ("sweep", "demo_state_bc", "--exp-name", "rate", "--data.repo-id", ".", "--evaluation.every", "500")
 
 
@@ -29,11 +29,11 @@ def with_optuna(monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ((*BASE,), "pass at least one, such as --knob agent.optimiser.peak-lr="),
+        ((*BASE,), "pass at least one, such as --knob agent.optimizer.peak-lr="),
         (("sweep", "demo_state_bc", *RATES), "needs a name: --exp-name"),
         ((*BASE, *RATES, "--exp-name", "../up"), "is not a directory name"),
-        ((*BASE, "--knob", "agent.optimiser.peek-lr=1,2"), "Did you mean agent.optimiser.peak-lr?"),
-        ((*BASE, "--knob", "agent.optimiser.peak-lr=1,fast"), "--agent.optimiser.peak-lr should be a number"),
+        ((*BASE, "--knob", "agent.optimizer.peek-lr=1,2"), "Did you mean agent.optimizer.peak-lr?"),
+        ((*BASE, "--knob", "agent.optimizer.peak-lr=1,fast"), "--agent.optimizer.peak-lr should be a number"),
         ((*BASE, *RATES, "--batch-size", "0"), "batch_size = 0 should be 1 or more"),
         ((*BASE, *RATES, "--batch-size", "few"), "pirl sweep: --batch-size should be a whole number; it is 'few'"),
         ((*BASE, *RATES, "--knob", "evaluation.every=1,2"), "this field is set twice"),
@@ -79,7 +79,7 @@ def test_help_shows_what_can_be_a_knob(call):
     assert code == 0
     assert out.startswith("usage: pirl sweep [PRESET] --exp-name NAME --knob FIELD=VALUES [OPTIONS]\n")
     assert "--min-iterations" in out
-    assert "--agent.optimiser.peak-lr" in out
+    assert "--agent.optimizer.peak-lr" in out
     assert call("sweep", "--help")[0] == 0
 
 
@@ -95,9 +95,9 @@ def test_it_ends_with_a_table_and_the_command_for_the_best(call, monkeypatch, tm
     assert rows[0][-1] == "here/rate/trial-001"
     assert out.splitlines()[-1].strip() == (
         "pirl train demo_state_bc --exp-name rate-best --data.repo-id=. --evaluation.every=500 --runs-dir=here "
-        "--agent.optimiser.peak-lr=1e-3 --steps=1500"
+        "--agent.optimizer.peak-lr=1e-3 --steps=1500"
     )
-    assert _parse(shlex.split(out.splitlines()[-1])[1:]).resolve().agent.optimiser.peak_lr == 1e-3
+    assert _parse(shlex.split(out.splitlines()[-1])[1:]).resolve().agent.optimizer.peak_lr == 1e-3
     assert (tmp_path / "here/rate/sweep.html").exists()
     code, _, err = call(*BASE, *RATES, "--rungs", "2,4", "--runs-dir", "here")
     assert (code, "--resume continues it" in err) == (2, True)
@@ -106,7 +106,7 @@ def test_it_ends_with_a_table_and_the_command_for_the_best(call, monkeypatch, tm
 @needs_optuna
 def test_if_all_fail_the_exit_code_is_1(call, monkeypatch):
     monkeypatch.setattr(plan, "SweepPlan", functools.partial(plan.SweepPlan, program=FAKE))
-    knob = ("--knob", "agent.optimiser.peak-lr=1e-9,1e-8")
+    knob = ("--knob", "agent.optimizer.peak-lr=1e-9,1e-8")
     code, _, err = call(*BASE, *knob, "--rungs", "2,4", "--runs-dir", "here")
     assert code == 1
     assert "error: the loss is not finite." in err
@@ -127,7 +127,7 @@ def test_the_commands_of_the_documentation_are_commands():
 def test_a_sweep_of_real_runs(call, tmp_path):
     table = ("--env", "tabletop", "--env.observation", "state")
     assert call("collect", *table, "--policy", "expert", "--episodes", 8, "--out", "data")[0] == 0
-    knob = ("--knob", "agent.policy-optimiser.peak-lr=1e-4,1e-3")
+    knob = ("--knob", "agent.policy-optimizer.peak-lr=1e-4,1e-3")
     options = ("--data.repo-id", "data", "--online.env-steps", 0, "--rungs", "2,4", *knob)
     code, out, err = call("sweep", "debug", "--exp-name", "real", *options)
     assert code == 0, err

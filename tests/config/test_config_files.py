@@ -10,8 +10,7 @@ import yaml
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from pirl.agents.acrlpd import ACRLPDConfig
-from pirl.agents.bc import BCConfig
+from pirl.agents.config import ACRLPDConfig, BCConfig
 from pirl.config import (
     DataConfig,
     RLTrainConfig,
@@ -127,7 +126,7 @@ def test_any_text_survives_a_file(tmp_path_factory, project, repo_id, tasks):
     ("text", "field", "value"),
     [
         ("logging: {wandb: off}", "logging.wandb", "off"),
-        ("agent: {critic_optimiser: {peak_lr: 1e-4}}", "agent.critic_optimiser.peak_lr", 1e-4),
+        ("agent: {critic_optimizer: {peak_lr: 1e-4}}", "agent.critic_optimizer.peak_lr", 1e-4),
         ("steps: 1e6", "steps", 1_000_000),
         ("steps: 1_000", "steps", 1_000),
         ("checkpoints: {keep_period: null}", "checkpoints.keep_period", None),
@@ -186,8 +185,8 @@ def test_a_model_is_a_preset_with_changes_or_a_whole_description():
 def test_another_learner_begins_with_its_own_defaults():
     config = parse_config("preset: demo\nagent: {learner: bc, ema_decay: 0.5}")
     assert config.agent == BCConfig(ema_decay=0.5)
-    config = parse_config("preset: demo_bc\nagent: {learner: acrlpd, critic_optimiser: {b1: 0.5}}")
-    assert config.agent == ACRLPDConfig(critic_optimiser=replace(ACRLPDConfig().critic_optimiser, b1=0.5))
+    config = parse_config("preset: demo_bc\nagent: {learner: acrlpd, critic_optimizer: {b1: 0.5}}")
+    assert config.agent == ACRLPDConfig(critic_optimizer=replace(ACRLPDConfig().critic_optimizer, b1=0.5))
     assert config_differences(get_config("demo"), get_config("demo_bc"))[1] == ("agent.learner", "acrlpd", "bc")
 
 

@@ -6,8 +6,7 @@ import shlex
 
 import pytest
 
-from pirl.agents.acrlpd import ACRLPDConfig
-from pirl.agents.bc import BCConfig
+from pirl.agents.config import ACRLPDConfig, BCConfig
 from pirl.cli.main import _parse
 from pirl.config import check_config, debug_config, get_config, get_preset, list_configs, override_config
 from pirl.data import open_dataset, read_outcomes

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pirl.agents.ript import RIPTConfig
+from pirl.agents.config import RIPTConfig
 from pirl.cli.main import _parse, main
 from pirl.config import check_config, debug_config, get_config, list_configs, load_config, override_config
 from pirl.config.parts import RolloutConfig

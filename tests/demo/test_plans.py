@@ -17,7 +17,7 @@ from pirl.demo.plans import PLANS
 from pirl.demo.progress import iterations_made, steps_practised
 from pirl.demo.steps import all_steps
 from pirl.errors import DataError
-from pirl.report import Curve, Run, seen_against
+from pirl.report.runs import Curve, Run, over_metric
 
 
 def parse(config):
@@ -67,8 +67,8 @@ def test_acrlpd_and_its_controls_make_as_many_policy_updates(tmp_path, plan, qui
     for name, control in runs.items():
         # They end as BC does, and half as fast before.
         if not quick:
-            pace = replace(config.bc.agent.optimiser, peak_lr=1e-3, decay_steps=control.steps)
-            assert control.agent.optimiser == pace
+            pace = replace(config.bc.agent.optimizer, peak_lr=1e-3, decay_steps=control.steps)
+            assert control.agent.optimizer == pace
         assert control.data.selection.success is (None if name == "bc_more" else True)
         assert control.batch_size == steps["train_bc"].resolve().batch_size == extra.batch_size
     # Each path begins with BC, and has as many updates in all.
@@ -145,7 +145,7 @@ def test_the_controls_of_ript_get_what_ript_has_had(tmp_path, quick):
         assert control.steps == 137
         assert (control.checkpoint, control.from_scratch) == (ript.checkpoint, False)
         assert control.batch_size == ript.batch_size
-        assert asdict(control.agent.optimiser) == asdict(ript.agent.optimiser)
+        assert asdict(control.agent.optimizer) == asdict(ript.agent.optimizer)
         assert (control.data.repo_id, control.data.norm_stats) == (str(data), "checkpoint")
         assert control.data.robot == start.data.robot
     # Ten updates make nothing that succeeds.
@@ -218,11 +218,11 @@ def test_curves_over_environment_steps_show_what_was_learned_from_until_then():
             "eval/success": curve((20, 0.35), (40, 0.6)),
         },
     )
-    seen = seen_against(run, "rollout/env_steps")
+    seen = over_metric(run, "rollout/env_steps")
     assert seen.curves["rollout/success"].steps.tolist() == [0, 100, 250]
     assert seen.curves["eval/success"].steps.tolist() == [100, 420]
     assert seen.curves["eval/success"].values.tolist() == [0.35, 0.6]
-    assert not seen_against(Run("BC", {"loss": curve((0, 1.0))}), "rollout/env_steps").curves
+    assert not over_metric(Run("BC", {"loss": curve((0, 1.0))}), "rollout/env_steps").curves
 
 
 def test_axes_say_what_they_count(tmp_path):

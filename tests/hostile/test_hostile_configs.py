@@ -52,7 +52,7 @@ SYNTAX = [
 
 VALUES = [
     yaml("an unknown field", "stesp: 1\n", "no field 'stesp'", "Did you mean steps?"),
-    yaml("an unknown field of a group", "agent:\n  optimizer: {}\n", "no field 'optimizer'", "optimiser"),
+    yaml("an unknown field of a group", "agent:\n  optimizer: {}\n", "no field 'optimizer'", "optimizer"),
     yaml("a field of Python's own", "__class__: x\n", "no field '__class__'"),
     yaml("an unknown preset", "preset: demo_ac\n", "demo_ac"),
     yaml("a preset that is a list", "preset: [demo]\n", "preset should be the name"),
@@ -70,12 +70,12 @@ VALUES = [
     yaml("steps of nothing", "steps:\n", "steps should be a whole number", "None"),
     yaml("steps of five thousand digits", "steps: " + "9" * 5000 + "\n", "c.yaml"),
     yaml("steps of five thousand hexadecimal digits", "steps: 0x" + "f" * 5000 + "\n", "line 1", "too large"),
-    yaml("a rate of five thousand hexadecimal digits", "agent: {optimiser: {peak_lr: 0x" + "f" * 5000 + "}}\n", "line 1", "too large"),
-    yaml("a rate in base 60 of five thousand places", "agent: {optimiser: {peak_lr: 1" + ":59" * 5000 + "}}\n", "line 1", "too large"),
-    yaml("a rate of NaN", "agent: {optimiser: {peak_lr: .nan}}\n", "peak_lr", "nan"),
-    yaml("a rate without end", "agent: {optimiser: {peak_lr: .inf}}\n", "peak_lr = inf", "finite"),
-    yaml("a rate at the end without end", "agent: {optimiser: {end_lr: .inf}}\n", "end_lr = inf", "finite"),
-    yaml("a weight decay of NaN", "agent: {optimiser: {weight_decay: .nan}}\n", "weight_decay", "nan"),
+    yaml("a rate of five thousand hexadecimal digits", "agent: {optimizer: {peak_lr: 0x" + "f" * 5000 + "}}\n", "line 1", "too large"),
+    yaml("a rate in base 60 of five thousand places", "agent: {optimizer: {peak_lr: 1" + ":59" * 5000 + "}}\n", "line 1", "too large"),
+    yaml("a rate of NaN", "agent: {optimizer: {peak_lr: .nan}}\n", "peak_lr", "nan"),
+    yaml("a rate without end", "agent: {optimizer: {peak_lr: .inf}}\n", "peak_lr = inf", "finite"),
+    yaml("a rate at the end without end", "agent: {optimizer: {end_lr: .inf}}\n", "end_lr = inf", "finite"),
+    yaml("a weight decay of NaN", "agent: {optimizer: {weight_decay: .nan}}\n", "weight_decay", "nan"),
     yaml("a name that is a number", "name: 7\n", "name should be text", "Put it in quotes"),
     yaml("a place that is a list", "runs_dir: [a]\n", "runs_dir should be a path"),
     yaml("an environment without a name", "env: {size: 3}\n", "env"),
@@ -135,7 +135,7 @@ OPTIONS = [
     option("an option of five thousand digits", ["--steps", "9" * 5000], "--steps"),
     option("an option that is a list", ["--steps", "[1, 2]"], "--steps should be a whole number"),
     option("an option that is YAML with a tag", ["--model.cameras", "[!!python/name:os.system x]"], "cameras"),
-    option("a group for a value", ["--agent.optimiser", "fast"], "--agent.optimiser"),
+    option("a group for a value", ["--agent.optimizer", "fast"], "--agent.optimizer"),
     option("a value and its fields", ["--agent.learner", "bc", "--agent.learner.x", "1"], "agent.learner"),
     option("guidance of a model that reads no prompt", ["--agent.weighting", "guidance", "--model.max-token-len", "0"], "agent.weighting = guidance speaks in the prompt", preset="demo_ript"),
     option("a preset that does not exist", [], "demo_bcc", preset="demo_bcc"),
@@ -155,7 +155,7 @@ def test_a_hostile_configuration_is_refused_by_name(arena, case):
 
 
 SWEEP = ["sweep", "demo_bc", "--exp-name", "s", "--data.repo-id", ".", "--evaluation.every", "500"]
-RATES = [*SWEEP, "--knob", "agent.optimiser.peak-lr=1e-4,1e-3"]
+RATES = [*SWEEP, "--knob", "agent.optimizer.peak-lr=1e-4,1e-3"]
 SWEEPS = [
     Case("a knob without values", nothing, [*SWEEP, "--knob", "batch-size="], ["batch-size", "two values"]),
     Case("a knob without a name", nothing, [*SWEEP, "--knob", "=1,2"], ["=1,2", "FIELD=VALUE"]),
@@ -164,7 +164,7 @@ SWEEPS = [
     Case("a range without end", nothing, [*SWEEP, "--knob", "seed=0..1e999"], ["seed=0..1e999", "range"]),
     Case("a range the wrong way round", nothing, [*SWEEP, "--knob", "seed=9..1"], ["seed=9..1", "larger"]),
     Case("a range of words", nothing, [*SWEEP, "--knob", "name=1..2"], ["name"]),
-    Case("a logarithm of zero", nothing, [*SWEEP, "--knob", "agent.optimiser.peak-lr=log:0..1"], ["above 0"]),
+    Case("a logarithm of zero", nothing, [*SWEEP, "--knob", "agent.optimizer.peak-lr=log:0..1"], ["above 0"]),
     Case("rungs of words", nothing, [*RATES, "--rungs", "a,b"], ["a,b"]),
     Case("rungs of nothing", nothing, [*RATES, "--rungs", ""], ["rungs"]),
     Case("rungs below zero", nothing, [*RATES, "--rungs", "-5,5"], ["-5"]),

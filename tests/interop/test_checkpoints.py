@@ -420,7 +420,7 @@ def test_zeros_that_an_older_writer_left_out_are_zeros(tmp_path):
 
 @needs_golden
 @pytest.mark.parametrize("name", ["pi0_tiny", "pi0_tiny_lora"])
-def test_optimiser_state_is_not_taken_for_a_policy(name):
+def test_optimizer_state_is_not_taken_for_a_policy(name):
     with pytest.raises(CheckpointError, match="not the parameters of a policy alone"):
         open_checkpoint(ROOT / "models" / name / "checkpoint" / "2" / "train_state")
 

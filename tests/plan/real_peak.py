@@ -1,4 +1,4 @@
-"""Make one update of a small policy for real, and print what the compiler foretold and what the process then took.
+"""Make one update of a small policy, and print the bytes that the compiler predicts and that the process takes.
 
 Run as a process of its own, with one device: `python real_peak.py BATCH_SIZE`.
 """
@@ -13,8 +13,7 @@ import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
 from pirl.config import get_config
-from pirl.plan.compiling import abstract_batch_in_place, abstract_setup, trace_update
-from pirl.plan.memory import device_bytes, state_device_bytes
+from pirl.plan.measure import abstract_batch, abstract_setup, device_bytes, trace_update
 from pirl.training.setup import create_agent
 
 
@@ -33,11 +32,11 @@ def main(batch_size: int) -> None:
     config = dataclasses.replace(get_config("demo_state_bc"), batch_size=batch_size)
     setup = abstract_setup(config, jax.devices()[:1])
     compiled = trace_update(setup).lower().compile()
-    shapes = abstract_batch_in_place(setup)
+    shapes = abstract_batch(setup)
     predicted = device_bytes(shapes) + compiled.memory_analysis().temp_size_in_bytes
     before = resident("VmRSS")
     agent = create_agent(setup)
-    predicted += sum(state_device_bytes(agent).values())
+    predicted += device_bytes(agent)
     batch = jax.tree.map(lambda leaf: jnp.ones(leaf.shape, leaf.dtype, device=leaf.sharding), shapes)
     jax.block_until_ready((agent, batch))
     key = jax.device_put(jax.random.key(0), NamedSharding(setup.mesh, PartitionSpec()))

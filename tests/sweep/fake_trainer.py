@@ -16,7 +16,7 @@ options = dict(argument.removeprefix("--").split("=", 1) for argument in sys.arg
 name = sys.argv[sys.argv.index("--exp-name") + 1]
 runs = Path(options["runs-dir"])
 run, resume = runs / name, "--resume" in sys.argv
-steps, rate = int(options["steps"]), float(options["agent.optimiser.peak-lr"])
+steps, rate = int(options["steps"]), float(options["agent.optimizer.peak-lr"])
 with (runs / "calls").open("a") as calls:
     calls.write(f"{Path(name).name} to {steps}{' resumed' * resume}\n")
 (runs / f"{Path(name).name}.devices").write_text(os.environ.get("CUDA_VISIBLE_DEVICES", ""))

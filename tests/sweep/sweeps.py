@@ -21,7 +21,7 @@ def plan_in(runs, *rates, rungs=(2, 4, 8), **changes):
         "train": ("demo_state_bc",),
         "given": {"runs_dir": str(runs)},
         "length_field": "steps",
-        "knobs": (Knob("agent.optimiser.peak_lr", rates or RATES),),
+        "knobs": (Knob("agent.optimizer.peak_lr", rates or RATES),),
         "halving": Halving(rungs, 3),
         "trials": 6,
         "metric": "eval/success",
@@ -33,7 +33,7 @@ def plan_in(runs, *rates, rungs=(2, 4, 8), **changes):
 
 
 def with_range(runs, trials, **changes):
-    knobs = (Knob("agent.optimiser.peak_lr", Range(1e-5, 1e-1, log=True)), Knob("batch_size", ("8", "16")))
+    knobs = (Knob("agent.optimizer.peak_lr", Range(1e-5, 1e-1, log=True)), Knob("batch_size", ("8", "16")))
     return plan_in(runs, knobs=knobs, trials=trials, **changes)
 
 

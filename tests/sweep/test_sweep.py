@@ -15,7 +15,7 @@ from sweeps import FAKE, plan_in, with_range
 
 from pirl.config import get_config, override_config
 from pirl.errors import ConfigError, DataError, TrainingError, UserError
-from pirl.report.page import build_page
+from pirl.report.sections import build_page
 from pirl.sweep.halving import Halving
 from pirl.sweep.knobs import Knob
 from pirl.sweep.page import build_sweep_page, summarise
@@ -71,7 +71,7 @@ def test_all_are_tried_briefly_and_the_best_for_longer(tmp_path, capfd):
     assert results["is_over"]
     assert results["best"]["name"] == "trial-002"
     assert results["best"]["command"] == (
-        f"pirl train demo_state_bc --exp-name some/sweep-best --runs-dir={tmp_path} --agent.optimiser.peak-lr=1e-3 "
+        f"pirl train demo_state_bc --exp-name some/sweep-best --runs-dir={tmp_path} --agent.optimizer.peak-lr=1e-3 "
         "--steps=1500"
     )
     assert [trial["name"] for trial in results["trials"]] == [trial.name for trial in trials]
@@ -92,17 +92,17 @@ def test_the_smallest_can_be_the_best(tmp_path):
 @needs_optuna
 def test_a_range_is_kept_to_and_the_same_seed_draws_the_same_again(tmp_path):
     plan = with_range(tmp_path / "a", 12, rungs=(2,))
-    rates = [float(trial.setting["agent.optimiser.peak_lr"]) for trial in sweep(plan)]
+    rates = [float(trial.setting["agent.optimizer.peak_lr"]) for trial in sweep(plan)]
     assert all(1e-5 <= rate <= 1e-1 for rate in rates)
     again = sweep(with_range(tmp_path / "b", 12, rungs=(2,)))
-    assert [float(trial.setting["agent.optimiser.peak_lr"]) for trial in again] == rates
+    assert [float(trial.setting["agent.optimizer.peak_lr"]) for trial in again] == rates
     other = sweep(with_range(tmp_path / "c", 3, rungs=(1,), seed=1))
-    assert not {float(trial.setting["agent.optimiser.peak_lr"]) for trial in other} & set(rates)
+    assert not {float(trial.setting["agent.optimizer.peak_lr"]) for trial in other} & set(rates)
 
 
 @needs_optuna
 def test_no_combination_is_tried_twice_while_others_are_left(tmp_path):
-    knobs = (Knob("agent.optimiser.peak_lr", ("1e-4", "1e-3")), Knob("batch_size", ("4", "8")))
+    knobs = (Knob("agent.optimizer.peak_lr", ("1e-4", "1e-3")), Knob("batch_size", ("4", "8")))
     trials = sweep(plan_in(tmp_path, knobs=knobs, trials=3, rungs=(1,)))
     assert len({tuple(trial.setting.values()) for trial in trials}) == 3
 
@@ -335,7 +335,7 @@ def test_rungs_count_what_comes_last_in_a_run():
 
 def test_a_trial_is_a_run_of_pirl_train(tmp_path):
     plan = plan_in(tmp_path, given={"steps": "100", "env.precision": "-0.1"})
-    trial = Trial(3, {"agent.optimiser.peak_lr": "1e-3"})
+    trial = Trial(3, {"agent.optimizer.peak_lr": "1e-3"})
     assert plan.trial_command(trial, 4, resume=True) == (
         *FAKE,
         "demo_state_bc",
@@ -343,17 +343,17 @@ def test_a_trial_is_a_run_of_pirl_train(tmp_path):
         "some/sweep/trial-003",
         "--steps=4",
         "--env.precision=-0.1",
-        "--agent.optimiser.peak-lr=1e-3",
+        "--agent.optimizer.peak-lr=1e-3",
         "--resume",
     )
 
 
 def test_the_best_setting_in_full_is_never_shorter_than_the_trial_that_won(tmp_path):
     configured = get_config("demo_state_bc").steps
-    setting = {"agent.optimiser.peak_lr": "1e-3"}
+    setting = {"agent.optimizer.peak_lr": "1e-3"}
     for last, expected in ((8, configured), (configured + 500, configured + 500)):
         command = plan_in(tmp_path, rungs=(2, last), given={"env.precision": "-0.1"}).full_command(setting)
-        assert command.endswith(f" --env.precision=-0.1 --agent.optimiser.peak-lr=1e-3 --steps={expected}")
+        assert command.endswith(f" --env.precision=-0.1 --agent.optimizer.peak-lr=1e-3 --steps={expected}")
 
 
 # --- the page ----------------------------------------------------------------------------------------------------
@@ -362,7 +362,7 @@ def test_the_best_setting_in_full_is_never_shorter_than_the_trial_that_won(tmp_p
 def some_trials():
     def one(number, rate, measured, state="pruned", reason=""):
         found = {rung: Measurement(value, max(0.0, value - 0.1), min(1.0, value + 0.1)) for rung, value in measured}
-        return Trial(number, {"agent.optimiser.peak_lr": rate, "agent.<b>": "a&b"}, found, state, reason)
+        return Trial(number, {"agent.optimizer.peak_lr": rate, "agent.<b>": "a&b"}, found, state, reason)
 
     return [
         one(0, "1e-3", [(2, 0.4), (4, 0.5), (8, 0.6)], "complete"),
@@ -381,7 +381,7 @@ def test_who_came_further_ranks_higher_and_who_failed_last():
 
 
 def test_the_page_shows_every_trial_every_knob_and_the_command(tmp_path):
-    knobs = (Knob("agent.optimiser.peak_lr", ("1e-3", "1e-4", "1e-5", "1e-2")), Knob("agent.<b>", ("a&b", "c")))
+    knobs = (Knob("agent.optimizer.peak_lr", ("1e-3", "1e-4", "1e-5", "1e-2")), Knob("agent.<b>", ("a&b", "c")))
     plan = plan_in(tmp_path, knobs=knobs)
     page = build_sweep_page(plan, some_trials(), WHEN)
     assert page.startswith(build_page("Sweep: some/sweep", "", [])[:60])

@@ -60,7 +60,7 @@ def test_bytes_are_those_of_every_array_by_what_it_is_for(configure):
     trainable = 4 * agent.parameter_counts()["policy_trainable"]
     critic = 4 * agent.parameter_counts()["critic"]
     assert found["parameters"] == found["average"] == trainable
-    assert 2 * trainable <= found["optimiser"] <= 2 * trainable + 100, "two moments of each, and counts"
+    assert 2 * trainable <= found["optimizer"] <= 2 * trainable + 100, "two moments of each, and counts"
     assert 5 * critic <= found["critics"] <= 5 * critic + 100, "critics, two slow copies and two moments"
     assert sum(found.values()) == sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(agent))
     frozen = dataclasses.replace(config, agent=dataclasses.replace(config.agent, freeze=("language",)))

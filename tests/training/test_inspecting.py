@@ -22,9 +22,9 @@ from pirl.training.inspecting import describe, left_whole, open_state, planned_l
 from pirl.training.records import named_leaves
 from pirl.training.run import RunDirectory
 
-SHARED = "learned/trainable/PaliGemma/llm/layers/mlp/linear"
-MOVED, BY = "learned/average/action_out_proj/bias", 0.25
-CONFIG = override_config(get_config("debug"), {"agent.critic_optimiser.moments_dtype": "bfloat16"})
+SHARED = "actor/params/PaliGemma/llm/layers/mlp/linear"
+MOVED, BY = "actor/ema_params/action_out_proj/bias", 0.25
+CONFIG = override_config(get_config("debug"), {"agent.critic_optimizer.moments_dtype": "bfloat16"})
 
 
 @pytest.fixture(scope="module")
@@ -74,13 +74,13 @@ def test_a_state_is_what_was_saved(run, learner):
     expected = {name: (leaf.shape, leaf.dtype) for name, leaf in named_leaves(learner).items()}
     assert {name: (leaf.shape, leaf.dtype) for name, leaf in state.leaves.items()} == expected
     parts = {part.name: part for part in describe(state, state.layout, depth=2)}
-    trainable = parts["learned/trainable"]
+    trainable = parts["actor/params"]
     counts = learner.parameter_counts()
     assert (trainable.parameters, trainable.bytes) == (counts["policy"], 4 * counts["policy"])
     assert trainable.bytes_per_device == trainable.bytes
-    assert parts["learned/moments"].bytes == 2 * trainable.bytes + 2 * 4  # and two counters
+    assert parts["actor/opt_state"].bytes == 2 * trainable.bytes + 2 * 4  # and two counters
     assert parts["step"].shape == ()
-    critics = describe(state, state.layout, depth=3, subtree="critics/moments/1/0")
+    critics = describe(state, state.layout, depth=3, subtree="critic/opt_state/1/0")
     sizes = {part.name: part.bytes for part in critics if part.name.startswith("mu")}
     assert sum(sizes.values()) == 2 * counts["critic"]
 
@@ -115,27 +115,27 @@ def test_the_layout_is_that_of_saving_or_of_as_many_devices_as_one_likes(run, mo
 def test_an_array_of_another_dtype_than_the_configuration_says_is_named(run):
     state = open_state(run)
     assert unexpected(state) == []
-    plain = override_config(CONFIG, {"agent.critic_optimiser.moments_dtype": "float32"})
+    plain = override_config(CONFIG, {"agent.critic_optimizer.moments_dtype": "float32"})
     found = unexpected(dataclasses.replace(state, config=plain))
-    assert "critics/moments/1/0/nu/q/view/kernel: bfloat16, by the configuration float32" in found
+    assert "critic/opt_state/1/0/nu/q/view/kernel: bfloat16, by the configuration float32" in found
     assert len(found) == sum(
-        path.startswith(("critics/moments/1/0/mu", "critics/moments/1/0/nu")) for path in state.leaves
+        path.startswith(("critic/opt_state/1/0/mu", "critic/opt_state/1/0/nu")) for path in state.leaves
     )
     frozen = override_config(CONFIG, {"agent.freeze": ["action_out_proj/bias"], "agent.policy_ema_decay": None})
     found = unexpected(dataclasses.replace(state, config=frozen))
-    assert "learned/frozen/action_out_proj/bias: missing" in found
-    assert "learned/average/action_out_proj/bias: not of the configuration" in found
+    assert "actor/frozen_params/action_out_proj/bias: missing" in found
+    assert "actor/ema_params/action_out_proj/bias: not of the configuration" in found
 
 
 def test_two_states_differ_by_what_was_moved(run, learner):
     first, second = open_state(run, 10), open_state(run, 20)
     parts = {part.name: part for part in compare_states(first, second, depth=2).parts}
     before = {name: np.asarray(leaf, np.float64) for name, leaf in named_leaves(learner).items()}
-    average = parts.pop("learned/average")
+    average = parts.pop("actor/ema_params")
     assert average.differing == 1
     assert average.largest == pytest.approx(BY, rel=1e-6)
     after = {**before, MOVED: np.asarray(jnp.float32(before[MOVED]) + BY, np.float64)}
-    inside = [name for name in before if name.startswith("learned/average/")]
+    inside = [name for name in before if name.startswith("actor/ema_params/")]
     norm = np.sqrt(sum(np.square(after[name]).sum() for name in inside))
     assert average.relative == pytest.approx(np.linalg.norm(after[MOVED] - before[MOVED]) / norm, rel=1e-9)
     count = sum(before[name].size for name in inside)
@@ -166,7 +166,7 @@ def test_a_state_of_an_earlier_version_is_read_under_the_names_it_has_and_restor
         checkpoints.save(10, before, {}, learner.policy(), {}, {}, {})
         restored, _, _ = checkpoints.restore(shapes)
     expected = {
-        name: leaf + (name.startswith("critics/target") + 2 * name.startswith("critics/average"))
+        name: leaf + (name.startswith("critic/target_params") + 2 * name.startswith("critic/ema_params"))
         for name, leaf in named_leaves(learner).items()
     }
     assert jax.tree.structure(restored) == jax.tree.structure(learner)
@@ -185,12 +185,12 @@ def test_a_state_of_an_earlier_version_is_read_under_the_names_it_has_and_restor
 
 def test_parts_of_one_state_are_compared_by_the_names_they_share(run):
     state = open_state(run, 20)
-    same = compare_states(state, state, depth=1, of="learned/trainable", against="learned/average")
+    same = compare_states(state, state, depth=1, of="actor/params", against="actor/ema_params")
     assert [part.name for part in same.parts if part.differing] == ["action_out_proj"]
-    optimisers = compare_states(state, state, depth=3, of="learned/moments", against="critics/moments")
-    assert {"1/0/mu/q/view/kernel", "1/0/nu/q/view/kernel"} <= set(optimisers.only_second)
-    assert all(name.startswith(("1/0/mu", "1/0/nu")) for name in optimisers.only_first)
-    parts = {part.name: part for part in optimisers.parts}
+    optimizers = compare_states(state, state, depth=3, of="actor/opt_state", against="critic/opt_state")
+    assert {"1/0/mu/q/view/kernel", "1/0/nu/q/view/kernel"} <= set(optimizers.only_second)
+    assert all(name.startswith(("1/0/mu", "1/0/nu")) for name in optimizers.only_first)
+    parts = {part.name: part for part in optimizers.parts}
     assert (parts["1/0/count"].leaves, parts["1/0/count"].differing) == (1, 0)
     assert parts["1/0/mu"].leaves == 0
 
@@ -198,7 +198,7 @@ def test_parts_of_one_state_are_compared_by_the_names_they_share(run):
 def test_a_policy_is_inspected_and_compared_like_a_state(run, learner):
     policy = open_state(run / "checkpoints" / "policy" / "10")
     assert set(policy.leaves) == set(get_parameters(learner.policy()))
-    found = compare_states(open_state(run, 10), policy, depth=9, of="learned/average", against="")
+    found = compare_states(open_state(run, 10), policy, depth=9, of="actor/ema_params", against="")
     assert not found.only_first
     assert not found.only_second
     assert all(part.largest == 0 for part in found.parts)
@@ -229,9 +229,9 @@ def test_the_command_prints_and_writes_it(run, tmp_path, capsys, monkeypatch):
     assert content["leaves"][SHARED]["pieces"] == [1, 4, 1]
     assert content["bytes"] == sum(part["bytes"] for part in content["subtrees"])
     assert inspect(run, "--step", 10, "--other-step", 20, "--json", file) == 0
-    assert "learned/average" in capsys.readouterr().out
+    assert "actor/ema_params" in capsys.readouterr().out
     assert [part["differing"] for part in json.loads(file.read_text())["subtrees"] if part["differing"]] == [1]
-    assert inspect(run, run, "--of", "critics/latest", "--against", "critics/target") == 0
+    assert inspect(run, run, "--of", "critic/params", "--against", "critic/target_params") == 0
 
 
 @pytest.mark.parametrize(
@@ -240,7 +240,7 @@ def test_the_command_prints_and_writes_it(run, tmp_path, capsys, monkeypatch):
         (("--step", 15), "has no state of step 15; it has 10, 20"),
         (("--depth", 0), "--depth 0 shows nothing"),
         (("--devices", 8, "--fsdp", 3), "--fsdp 3 does not divide --devices 8"),
-        (("--of", "learned/trianable"), "Did you mean learned/trainable?"),
+        (("--of", "actor/parms"), "Did you mean actor/params?"),
         (("--against", "critic"), "needs --of"),
         (("--other-step", 20, "--devices", 8), "apply to the inspection of one state"),
     ],

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pirl.agents.ript import RIPTConfig
+from pirl.agents.config import RIPTConfig
 from pirl.config import get_config
 from pirl.data import ChunkShape, PolicyIO
 from pirl.data.chunks import Trajectories
@@ -132,7 +132,7 @@ def test_another_iteration_or_branch_has_another_order():
 @settings(max_examples=60)
 def test_advantages_compare_attempts_within_their_own_group(made, normalise):
     _, groups, _ = made
-    config = RIPTConfig(normalise_advantages=normalise)
+    config = RIPTConfig(normalize_advantages=normalise)
     found = group_advantages(config, [[float(outcome) for outcome in group] for group in groups])
     assert found.dtype == np.float32
     expected = []

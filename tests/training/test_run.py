@@ -18,7 +18,7 @@ CONFIG = {
     "name": "debug",
     "steps": 100,
     "seed": 0,
-    "agent": {"discount": 0.99, "optimiser": {"peak_lr": 1e-4, "betas": (0.9, 0.95)}},
+    "agent": {"discount": 0.99, "optimizer": {"peak_lr": 1e-4, "betas": (0.9, 0.95)}},
     "data": {"repo_id": "me/fold_box", "prefetch": 2},
     "evaluation": {"episodes": 200, "videos": 0},
     "logging": {"every": 100},
@@ -67,7 +67,7 @@ def test_a_new_run_says_what_it_is(tmp_path, monkeypatch):
     assert metadata["command"] == "pirl train debug --exp-name 'a b'"
     assert metadata["parameters"] == {"policy": 12}
     assert {"python", "pirl", "jax", "flax", "optax", "orbax-checkpoint"} <= set(metadata["versions"])
-    assert metadata["config"]["agent"] == {"discount": 0.99, "optimiser": {"peak_lr": 1e-4, "betas": [0.9, 0.95]}}
+    assert metadata["config"]["agent"] == {"discount": 0.99, "optimizer": {"peak_lr": 1e-4, "betas": [0.9, 0.95]}}
     assert metadata["begun"].startswith("20")
     assert metadata["resumed"] == []
 
@@ -233,7 +233,7 @@ def changed(path, value):
     [
         ("seed", 1, "seed: 0 in the run, 1 now"),
         ("agent.discount", 0.9, "agent.discount: 0.99 in the run, 0.9 now"),
-        ("agent.optimiser.betas", [0.9, 0.999], r"agent.optimiser.betas: \[0.9, 0.95\] in the run, \[0.9, 0.999\] now"),
+        ("agent.optimizer.betas", [0.9, 0.999], r"agent.optimizer.betas: \[0.9, 0.95\] in the run, \[0.9, 0.999\] now"),
         ("data.robot", "droid", 'data.robot: absent in the run, "droid" now'),
         ("evaluation.episodes", 10, "evaluation.episodes: 200 in the run, 10 now"),
         ("env", {"name": "sort"}, "env: null in the run, absent now\n.*env.name: absent in the run, \"sort\" now"),
@@ -280,13 +280,13 @@ def test_a_run_that_an_earlier_version_began_goes_on(tmp_path):
     open_run(tmp_path / "run", today).close()
     file = tmp_path / "run" / "metadata.json"
     metadata = json.loads(file.read_text())
-    optimiser = next(value for name, value in metadata["config"]["agent"].items() if name.endswith("optimiser"))
-    del optimiser["moments_dtype"]
+    optimizer = next(value for name, value in metadata["config"]["agent"].items() if name.endswith("optimizer"))
+    del optimizer["moments_dtype"]
     metadata["config"]["model"]["remat"] = metadata["config"]["model"]["remat"] != "none"
     file.write_text(json.dumps(metadata))
     open_run(tmp_path / "run", today, resume=True).close()
     file.write_text(json.dumps(metadata))
-    for name in [name for name in today["agent"] if name.endswith("optimiser")]:
+    for name in [name for name in today["agent"] if name.endswith("optimizer")]:
         today["agent"][name]["moments_dtype"] = "bfloat16"
     with pytest.raises(ConfigError, match='moments_dtype: "float32" in the run, "bfloat16" now'):
         open_run(tmp_path / "run", today, resume=True)

@@ -10,7 +10,8 @@ import pytest
 from jax.sharding import AxisType
 
 from builders import MICRO, random_model, random_observation
-from pirl.agents import ACRLPDConfig, BCConfig, OptimiserConfig, RIPTConfig, RolloutBatch
+from pirl.agents.config import ACRLPDConfig, BCConfig, OptimizerConfig, RIPTConfig
+from pirl.agents.ript import RolloutBatch
 from pirl.config.train import RLTrainConfig
 from pirl.data.chunks import ChunkBatch
 from pirl.models import LoraConfig
@@ -39,10 +40,10 @@ MODEL = dataclasses.replace(
 BLIND = dataclasses.replace(MODEL, cameras=())  # compiles in half the time
 _RANK = LoraConfig(rank=8, alpha=8.0)
 LORA = dataclasses.replace(MODEL, language=_EXPERT.with_lora(_RANK), action_expert=_EXPERT.with_lora(_RANK))
-STEADY = OptimiserConfig(peak_lr=1e-3, schedule="constant", warmup_steps=0)
+STEADY = OptimizerConfig(peak_lr=1e-3, schedule="constant", warmup_steps=0)
 SMALL = dataclasses.replace(STEADY, moments_dtype="bfloat16")
 LEARNERS = {
-    "bc": BCConfig(optimiser=STEADY, augment=False),
+    "bc": BCConfig(optimizer=STEADY, augment=False),
     "acrlpd": ACRLPDConfig(
         horizon_length=HORIZON,
         num_action_samples=2,
@@ -50,11 +51,11 @@ LEARNERS = {
         aggregate="subset_min",
         bc_loss_weight=0.1,
         critic=CriticConfig(hidden_dims=(8,)),
-        policy_optimiser=STEADY,
-        critic_optimiser=STEADY,
+        policy_optimizer=STEADY,
+        critic_optimizer=STEADY,
         augment=False,
     ),
-    "ript": RIPTConfig(optimiser=STEADY, weighting="signed", augment=False),
+    "ript": RIPTConfig(optimizer=STEADY, weighting="signed", augment=False),
 }
 
 
@@ -167,14 +168,14 @@ def test_a_batch_in_four_parts_gives_the_same_updates_as_a_whole_one(name, mesh)
 @pytest.mark.parametrize("mesh", [(2, 4), (1, 8)])
 @pytest.mark.parametrize(
     ("model", "changes"),
-    [(LORA, {}), (MODEL, {"freeze": ("vision", "language")}), (MODEL, {"optimiser": SMALL})],
+    [(LORA, {}), (MODEL, {"freeze": ("vision", "language")}), (MODEL, {"optimizer": SMALL})],
     ids=["lora", "action expert only", "moments in bfloat16"],
 )
 def test_what_is_trained_in_part_or_kept_small_learns_the_same(model, changes, mesh):
     agent = dataclasses.replace(LEARNERS["bc"], **changes)
     losses, learner = learn(agent, *mesh, 10, model)
     assert_same((losses, learner), alone(agent, 10, model))
-    assert bool(learner.learned.frozen) == ("optimiser" not in changes)
+    assert bool(learner.learned.frozen) == ("optimizer" not in changes)
     parts = [learner.learned.trainable, learner.learned.frozen, learner.learned.moments]
     for part in filter(None, parts):
         assert any(any(leaf.sharding.spec) for leaf in jax.tree.leaves(part))

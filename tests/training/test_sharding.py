@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from builders import random_observation
 from golden import content, needs_golden
-from pirl.agents.acrlpd import ACRLPDAgent, ACRLPDConfig
+from pirl.agents.acrlpd import ACRLPDAgent
+from pirl.agents.config import ACRLPDConfig
 from pirl.errors import ConfigError
 from pirl.interop import load_policy, save_policy
 from pirl.models import abstract_model, create_model, expected_parameters, get_model_config, get_parameters

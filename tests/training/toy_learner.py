@@ -10,8 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import toy_ript
 
-from pirl.agents.bc import BCConfig
-from pirl.agents.ript import RIPTConfig
+from pirl.agents.config import BCConfig, RIPTConfig
 from pirl.models import Pi0, get_parameters, set_parameters
 from pirl.models.config import Pi0Config
 from pirl.training import setup, writers

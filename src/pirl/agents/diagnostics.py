@@ -1,4 +1,4 @@
-"""What critics know: which chunk belongs to an observation, and whether an episode will succeed."""
+"""Diagnostics of ACRLPD: spread and weights of advantages, and what the critics know."""
 
 from dataclasses import replace
 
@@ -6,7 +6,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Bool, Float
 
-from pirl.agents.base import unless_empty
+from pirl.agents.common import Metrics, nan_if_empty
+from pirl.agents.config import ACRLPDConfig
 from pirl.data.chunks import ChunkBatch
 from pirl.models.observation import Observation
 from pirl.models.types import Array
@@ -21,7 +22,7 @@ def compute_auc(
     """How often the better one of a pair has the higher value, over the pairs that count; ties are half."""
     wins = jnp.where(better > worse, 1.0, jnp.where(better == worse, 0.5, 0.0))
     count = jnp.sum(counted, dtype=jnp.float32)
-    return unless_empty(count, jnp.sum(wins * counted) / jnp.maximum(count, 1.0))
+    return nan_if_empty(count, jnp.sum(wins * counted) / jnp.maximum(count, 1.0))
 
 
 def pair_chunks(
@@ -53,3 +54,29 @@ def shuffle_images(observation: Observation) -> Observation:
     seen = (observation.images, observation.image_masks)
     images, masks = jax.tree.map(lambda x: jnp.roll(x, -1, axis=0), seen)
     return replace(observation, images=images, image_masks=masks)
+
+
+def summarize(metrics: Metrics, config: ACRLPDConfig, log_beta: Float[Array, ""]) -> Metrics:
+    """Metrics with one value per sample, summarized over the whole batch."""
+    summary = dict(metrics)
+    for name, reduce in (("critic/q_min", jnp.min), ("critic/q_max", jnp.max)):
+        if name in metrics:
+            summary[name] = reduce(metrics[name])
+    if "actor/advantage" in metrics:
+        advantages, beta = summary.pop("actor/advantage"), jnp.exp(log_beta)
+        p10, p50, p90 = jnp.quantile(advantages, jnp.array([0.1, 0.5, 0.9]))
+        summary |= {"actor/advantage_p10": p10, "actor/advantage_p50": p50, "actor/advantage_p90": p90}
+        summary["critic/state_spread"] = jnp.std(summary.pop("critic/state_value"))
+        if config.actor_mode == "condition":
+            summary["actor/threshold"] = jnp.quantile(advantages, 1 - config.positive_fraction)
+        else:
+            # Before clipping: only so does the effective sample size rise with β.
+            summary["actor/ess"] = effective_sample_size(jnp.exp((advantages - jnp.max(advantages)) / beta))
+            summary["actor/clip_fraction"] = jnp.mean(advantages / beta >= jnp.log(config.temperature.max_weight))
+            summary["actor/temperature"] = beta
+    return summary
+
+
+def effective_sample_size(weights: Float[Array, " b"]) -> Float[Array, ""]:
+    """(Σ w)² / (b · Σ w²): the share of samples that would count as much if they had equal weights."""
+    return jnp.square(jnp.sum(weights)) / jnp.maximum(weights.shape[0] * jnp.sum(jnp.square(weights)), 1e-12)

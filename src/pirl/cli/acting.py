@@ -198,9 +198,9 @@ class Acting(InEnvironment):
                 raise UserError(f"{description.name} has no scripted expert; pass a checkpoint.")
             return self.expert
         from pirl.envs.planner import load_planner
-        from pirl.training.compiling import use_compilation_cache
+        from pirl.training.compiling import prepare_jax
 
-        use_compilation_cache()
+        prepare_jax()
         planner = load_planner(
             expand_home(policy),
             description,

@@ -61,12 +61,12 @@ class Demo:
         begun = time.monotonic()
         results = run_demo(config, overwrite=self.overwrite)
         from pirl.demo.page import next_commands, summarise, write_report
-        from pirl.training.compiling import use_compilation_cache
+        from pirl.training.compiling import prepare_jax
 
         show("", _table(results, config.plan.names[config.plan.baseline]), "")
         print(summarise(config, results), flush=True)
         print("writing the report …", file=sys.stderr, flush=True)
-        use_compilation_cache()
+        prepare_jax()
         report = write_report(config, results)
         minutes = f"{(time.monotonic() - begun) / 60:.1f} minutes"
         rows = [

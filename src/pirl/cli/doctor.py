@@ -1,21 +1,15 @@
 """`pirl doctor`: checks whether this machine has what pirl needs, and says how to fix what is missing."""
 
 import sys
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import tyro
 
 from pirl.cli.console import show
 from pirl.cli.json_output import WithJson
-
-if TYPE_CHECKING:
-    from pirl.doctor import Finding
-
-_MARKS = {"good": "✓", "absent": "–", "bad": "✗"}
-# For terminals that know no others.
-_PLAIN_MARKS = {"good": "+", "absent": "-", "bad": "x"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,43 +24,33 @@ class Doctor(WithJson):
     """Directory for runs, to check for space and permissions."""
 
     def run(self) -> int:
-        """Do it; the return value is the exit code."""
+        """Print the results; exit code 1 if pirl does not work here."""
+        from rich.table import Table
+
         import pirl
-        from pirl.doctor import examine
+        from pirl.doctor import run_checks
 
         self.check_json()
-        findings = list(examine(self.runs_dir))
-        broken = [finding for finding in findings if finding.breaks_pirl]
-        for section in dict.fromkeys(finding.section for finding in findings):
-            show(section, _table([finding for finding in findings if finding.section == section]))
-        print(f"\n{_verdict(findings, broken)}")
-        record = {"pirl": pirl.__version__, "fit": not broken, "findings": [entry.to_json() for entry in findings]}
-        self.write_json(record, "the findings")
+        results = list(run_checks(self.runs_dir))
+        marks = {"good": "✓", "absent": "–", "bad": "✗"}
+        try:
+            "".join(marks.values()).encode(sys.stdout.encoding or "ascii")
+        except UnicodeEncodeError:
+            marks = {"good": "+", "absent": "-", "bad": "x"}
+        for section, members in groupby(results, lambda result: result.section):
+            table = Table.grid("", "", "", padding=(0, 2, 0, 0))
+            for result in members:
+                table.add_row(f"  {marks[result.state]}", result.name, result.detail)
+                if result.advice:
+                    table.add_row("", "", f"→ {result.advice}")
+            show(section, table)
+        bad = [result for result in results if result.state == "bad"]
+        broken = [result.name for result in bad if result.needed]
+        optional = f", but some optional parts do not: {', '.join(result.name for result in bad)}" if bad else ""
+        verdict = f"pirl works here{optional}."
+        if broken:
+            verdict = f"pirl does not work here yet. Fix: {', '.join(broken)}."
+        print(f"\n{verdict}")
+        findings = [{"section": result.section} | asdict(result) for result in results]
+        self.write_json({"pirl": pirl.__version__, "fit": not broken, "findings": findings}, "the findings")
         return 1 if broken else 0
-
-
-def _table(findings: "list[Finding]") -> Any:
-    from rich.table import Table
-
-    table = Table.grid("", "", "", padding=(0, 2, 0, 0))
-    marks = _marks()
-    for finding in findings:
-        table.add_row(f"  {marks[finding.state]}", finding.name, finding.detail)
-        if finding.advice:
-            table.add_row("", "", f"→ {finding.advice}")
-    return table
-
-
-def _marks() -> dict[str, str]:
-    try:
-        "".join(_MARKS.values()).encode(sys.stdout.encoding or "ascii")
-    except UnicodeEncodeError:
-        return _PLAIN_MARKS
-    return _MARKS
-
-
-def _verdict(findings: "list[Finding]", broken: "list[Finding]") -> str:
-    if broken:
-        return f"pirl does not work here yet. Fix: {', '.join(finding.name for finding in broken)}."
-    bad = [finding.name for finding in findings if finding.state == "bad"]
-    return "pirl works here" + (f", but some optional parts do not: {', '.join(bad)}." if bad else ".")

@@ -157,7 +157,7 @@ def _installed(entry: "EnvEntry") -> str:
     """Whether every package of its extra is there, else how to get it."""
     if entry.extra is None:
         return "yes"
-    from pirl.doctor.software import how_to_install, missing_packages
+    from pirl.doctor import how_to_install, missing_packages
 
     missing = missing_packages(entry.extra)
     if missing is None:  # an editable install that is older than the extra

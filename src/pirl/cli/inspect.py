@@ -24,7 +24,7 @@ class Inspect(WithJson):
     """Show what a saved state contains: shapes, dtypes, bytes and sharding by subtree. With two, how they differ.
 
     One state is read from its metadata, without loading an array. Two are compared array by array; --of and --against
-    compare two parts of one state, such as the parameters and their EMA, or two optimisers.
+    compare two parts of one state, such as the parameters and their EMA, or two optimizers.
     """
 
     run_directory: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="RUN")]
@@ -38,7 +38,7 @@ class Inspect(WithJson):
     depth: int = 2
     """Depth to which subtrees are expanded."""
     of: Annotated[str | None, default("everything", "SUBTREE")] = None
-    """Show only this subtree, such as learned/trainable."""
+    """Show only this subtree, such as actor/params."""
     against: Annotated[str | None, default("the same subtree", "SUBTREE")] = None
     """Compare --of with this subtree."""
     devices: Annotated[int | None, default("the layout it was saved with", "INT")] = None

@@ -3,7 +3,8 @@
 import sys
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated
+from functools import partial
+from typing import Annotated
 
 import tyro
 
@@ -11,11 +12,6 @@ from pirl.cli.configured import Configured
 from pirl.cli.console import show
 from pirl.cli.json_output import WithJson
 from pirl.errors import UserError
-
-if TYPE_CHECKING:
-    from pirl.config import RLTrainConfig
-    from pirl.plan.table import Plan as Planned
-    from pirl.plan.topologies import Topology
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,8 +34,9 @@ class Plan(WithJson, Configured):
     """Plan the short run that `pirl train --debug` would make."""
 
     def run(self) -> int:
-        """Do it; the return value is the exit code: 0 if it fits somewhere, 1 if nowhere."""
-        from pirl.plan.table import describe, summary, to_record
+        """Print the plans; exit code 1 if the run fits nowhere."""
+        from pirl.plan.measure import measure_run
+        from pirl.plan.table import describe, make_plan, summary
         from pirl.plan.topologies import check_topology, parse_topology
 
         if not self.topology:
@@ -50,26 +47,17 @@ class Plan(WithJson, Configured):
         for topology in topologies:
             check_topology(topology)
         print("compiling takes minutes for a full-size model; results are cached", file=sys.stderr)
-        plans = []
+        plans, parts = [], config.agent.accumulation_steps
         for topology in topologies:
-            plans.append(_plan(config, topology, self.fresh))
-            show(*describe(plans[-1]))
+            say = partial(_say, topology.name, time.monotonic())
+            measured = measure_run(config, topology, say, fresh=self.fresh)
+            plans.append(make_plan(measured, config.batch_size, parts))
+            show(*describe(plans[-1], measured, parts))
         if len(plans) > 1:
             show("", summary(plans))
-        self.write_json([to_record(plan) for plan in plans], "the plan")
-        return 0 if any(plan.estimate.fits is not False for plan in plans) else 1
+        self.write_json(plans, "the plan")
+        return 0 if any(plan["fits"] is not False for plan in plans) else 1
 
 
-def _plan(config: "RLTrainConfig", topology: "Topology", fresh: bool) -> "Planned":
-    from pirl.plan.planning import plan_run
-    from pirl.plan.table import Plan as Planned
-    from pirl.plan.topologies import found_here
-
-    began = time.monotonic()
-
-    def say(what: str) -> None:
-        print(f"{topology.name}: {what} … ({time.monotonic() - began:.0f} s)", file=sys.stderr, flush=True)
-
-    measured = plan_run(config, topology, say, fresh=fresh)
-    found = found_here(topology, measured.kind, measured.devices)
-    return Planned(found, measured, config.agent.accumulation_steps)
+def _say(name: str, began: float, what: str) -> None:
+    print(f"{name}: {what} … ({time.monotonic() - began:.0f} s)", file=sys.stderr, flush=True)

@@ -35,7 +35,8 @@ class Report:
         if not self.runs:
             raise UserError("no run: pass at least one run directory, such as pirl report runs/mine.")
         from pirl.files import write_file, writing
-        from pirl.report.run_report import build_run_report, read_runs, summarise
+        from pirl.report.runs import read_runs
+        from pirl.report.sections import build_run_report, summarize
 
         out = self.out or (self.runs[0] / _FILE if len(self.runs) == 1 else Path(_FILE))
         runs = read_runs(self.runs)
@@ -43,6 +44,6 @@ class Report:
         page = build_run_report(runs, datetime.now().astimezone(), critics=self.critics)
         with writing("the report", out.parent, "Choose another place (--out)."):
             write_file(out, page)
-        print(summarise(runs))
+        print(summarize(runs))
         print(f"{out}: open it in a browser")
         return 0

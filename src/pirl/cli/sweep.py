@@ -61,7 +61,7 @@ class Sweep(Configured):
         """Do it; the return value is the exit code."""
         name = checked_name(self.exp_name, resume=self.resume, overwrite=self.overwrite)
         if not self.knob:
-            raise UserError("no knob: pass at least one, such as --knob agent.optimiser.peak-lr=1e-4,3e-4,1e-3.")
+            raise UserError("no knob: pass at least one, such as --knob agent.optimizer.peak-lr=1e-4,3e-4,1e-3.")
         plan = self.make_plan(name)
         show(facts(_about(plan)))
         if self.dry_run:

@@ -9,9 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from pirl.agents.acrlpd import ACRLPDConfig
-from pirl.agents.bc import BCConfig
-from pirl.agents.ript import RIPTConfig
+from pirl.agents.config import ACRLPDConfig, BCConfig, RIPTConfig
 from pirl.config.metrics import check_metric
 from pirl.config.train import RLTrainConfig
 from pirl.data.indicators import indicate

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from pirl.agents.acrlpd import ACRLPDConfig
+from pirl.agents.config import ACRLPDConfig
 from pirl.config.train import RLTrainConfig
 
 _BATCH = 8

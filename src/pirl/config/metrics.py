@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from pirl.agents.acrlpd import ACRLPDConfig
+from pirl.agents.config import ACRLPDConfig
 from pirl.config.train import RLTrainConfig
 from pirl.errors import did_you_mean
 

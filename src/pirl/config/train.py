@@ -3,9 +3,7 @@
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from pirl.agents.acrlpd import ACRLPDConfig
-from pirl.agents.bc import BCConfig
-from pirl.agents.ript import RIPTConfig
+from pirl.agents.config import ACRLPDConfig, BCConfig, RIPTConfig
 from pirl.config.parts import (
     CheckpointConfig,
     DataConfig,

@@ -3,7 +3,7 @@
 from dataclasses import replace
 from pathlib import Path
 
-from pirl.agents.acrlpd import ACRLPDConfig
+from pirl.agents.config import ACRLPDConfig
 from pirl.demo.commands import Arguments, collect_demonstrations, evaluate, train
 from pirl.demo.plan import Curves, DemoConfig, Plan, Policy
 from pirl.demo.progress import updates_made
@@ -36,7 +36,7 @@ def make_stages(config: DemoConfig) -> Stages:
             *data,
         )
         # Half of BC's pace, down to its last: they go on from there.
-        pace = ("--agent.optimiser.peak-lr", "1e-3", "--agent.optimiser.decay-steps", str(steps))
+        pace = ("--agent.optimizer.peak-lr", "1e-3", "--agent.optimizer.decay-steps", str(steps))
         how = ("--steps", str(steps), *(() if config.quick else pace), *arguments)
         return train(
             config,

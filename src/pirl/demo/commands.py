@@ -5,8 +5,7 @@ from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 
-from pirl.agents.bc import BCConfig
-from pirl.agents.optimisers import OptimiserConfig
+from pirl.agents.config import BCConfig, OptimizerConfig
 from pirl.config import RLTrainConfig
 from pirl.demo.plan import DEMONSTRATIONS, DemoConfig
 from pirl.demo.steps import Step
@@ -76,11 +75,11 @@ def evaluate(config: DemoConfig, policy: str, path: Path | None = None) -> Step:
     )
 
 
-def same_pace(config: DemoConfig, optimiser: OptimiserConfig) -> Arguments:
-    """What lets a control learn as fast as RL does: batches of the same size, and the optimiser of its policy."""
+def same_pace(config: DemoConfig, optimizer: OptimizerConfig) -> Arguments:
+    """What lets a control learn as fast as RL does: batches of the same size, and the optimizer of its policy."""
     assert isinstance(config.bc.agent, BCConfig)
-    ours, theirs = asdict(optimiser), asdict(config.bc.agent.optimiser)
-    changed = {f"agent.optimiser.{name}": value for name, value in ours.items() if value != theirs[name]}
+    ours, theirs = asdict(optimizer), asdict(config.bc.agent.optimizer)
+    changed = {f"agent.optimizer.{name}": value for name, value in ours.items() if value != theirs[name]}
     options = {"batch_size": config.rl.batch_size, **changed}
     return tuple(part for name, value in options.items() for part in (flag(name), str(value)))
 

@@ -15,7 +15,7 @@ from pirl.demo.steps import Stages, all_steps
 from pirl.errors import DataError
 from pirl.files import write_file, writing
 from pirl.processes import LOCK_FILE, alone_in
-from pirl.report import differing_settings
+from pirl.report.sections import differing_settings
 
 SETTINGS_FILE = "demo.json"
 # What a demo makes besides its runs and datasets.

@@ -4,18 +4,23 @@ from pirl.demo.plan import DemoConfig
 from pirl.envs.base import RobotEnv, Start
 from pirl.envs.evaluation import compare
 from pirl.envs.playing import play
-from pirl.report import Section, episodes_section
-from pirl.report.evaluations import read_evaluation
-from pirl.report.film import film_strip
-from pirl.report.page import figure
-from pirl.report.replay import ATTEMPTS, make_film_env, measured_planner, missing_outcomes, watch_episodes
+from pirl.report.plots import figure, image_strip
+from pirl.report.replay import (
+    ATTEMPTS,
+    episodes_section,
+    evaluated_policy,
+    make_video_env,
+    read_evaluation,
+    replay_episodes,
+)
+from pirl.report.sections import Section
 
 
 def seen_by_critics(config: DemoConfig) -> Section:
     """A success and a failure of the baseline, with the values by the critics of the policy that the demo is about."""
     plan = config.plan
     name = plan.names[plan.baseline]
-    episodes = watch_episodes(
+    episodes = replay_episodes(
         config.run(plan.subject),
         config.run(plan.baseline),
         read_evaluation(config.evaluation(plan.baseline)),
@@ -25,7 +30,7 @@ def seen_by_critics(config: DemoConfig) -> Section:
     )
     introduction = (
         f"Episodes of {name} from held-out initial states, with the values that the critics of "
-        f"{plan.names[plan.subject]} assign to each chunk that the policy planned.{missing_outcomes(episodes)}"
+        f"{plan.names[plan.subject]} assign to each chunk that the policy planned."
     )
     return episodes_section(episodes, introduction=introduction)
 
@@ -35,7 +40,7 @@ def before_and_after(config: DemoConfig) -> Section:
     plan, env = config.plan, _make_env(config)
     keys = (plan.baseline, plan.subject)
     first, second = (read_evaluation(config.evaluation(key)) for key in keys)
-    planners = [measured_planner(config.run(key), first, env) for key in keys]
+    planners = [evaluated_policy(config.run(key), first, env) for key in keys]
     after = {(result.task, result.seed): result for result in second.results if result.lost is None}
     pairs = [(one, after[one.task, one.seed]) for one in first.results if (one.task, one.seed) in after]
     won = [one for one, other in pairs if one.lost is None and other.success and not one.success]
@@ -50,7 +55,7 @@ def before_and_after(config: DemoConfig) -> Section:
         outcome = (
             f"success after {episode.length} steps" if episode.success else f"no success in {episode.length} steps"
         )
-        figures.append(figure(film_strip(film.frames), "", f"{plan.names[key]}: {outcome}"))
+        figures.append(figure(image_strip(film.frames), "", f"{plan.names[key]}: {outcome}"))
     counts, (before, now) = compare(first, second).pairs, (plan.names[key] for key in keys)
     introduction = (
         f"From {counts.only_second} of the held-out initial states {now} succeeds where {before} fails, and from "
@@ -62,4 +67,4 @@ def before_and_after(config: DemoConfig) -> Section:
 
 def _make_env(config: DemoConfig) -> RobotEnv:
     assert config.rl.env is not None
-    return make_film_env(config.rl.env)
+    return make_video_env(config.rl.env)

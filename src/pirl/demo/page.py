@@ -14,7 +14,8 @@ from pirl.demo.episodes import before_and_after, seen_by_critics
 from pirl.demo.plan import DemoConfig
 from pirl.demo.steps import Stages, all_steps
 from pirl.files import write_file
-from pirl.report import (
+from pirl.report.plots import code_block
+from pirl.report.sections import (
     Section,
     build_page,
     comparison_section,
@@ -23,7 +24,6 @@ from pirl.report import (
     provenance_section,
     read_results,
 )
-from pirl.report.page import code_block
 from pirl.run_files import RunFiles
 
 _FILMS = {"critics": seen_by_critics, "before_and_after": before_and_after}
@@ -67,7 +67,7 @@ def write_report(config: DemoConfig, results: Mapping[str, Any]) -> Path:
             comparison_section(
                 read_results(_policies(config, results)),
                 baseline=plan.names[plan.baseline],
-                colours=colours,
+                colors=colours,
                 introduction=introduction,
             ),
             *(draw_curves(config, curves, colours) for curves in plan.curves),

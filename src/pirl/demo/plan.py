@@ -9,8 +9,7 @@ from typing import Any, Literal
 from pirl.config import RLTrainConfig, debug_config, get_config, to_plain
 from pirl.demo.steps import Stages
 from pirl.envs.experts import ExpertConfig
-from pirl.report import Panel
-from pirl.report.curves import PANELS
+from pirl.report.plots import PANELS, Panel
 
 EPISODES, QUICK_EPISODES = 200, 8
 DEMONSTRATIONS = "data"

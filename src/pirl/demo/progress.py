@@ -2,8 +2,7 @@
 
 from pathlib import Path
 
-from pirl.report.iterations import PREFIXES, find_iterations
-from pirl.report.runs import Log, count_env_steps, read_log
+from pirl.report.runs import count_env_steps, read_log
 from pirl.run_files import RunFiles, saved_steps
 
 
@@ -14,14 +13,9 @@ def updates_made(run: Path) -> int:
 
 def steps_practised(run: Path) -> int:
     """Environment steps that it has taken to learn from them."""
-    return count_env_steps(_read(run).curves) or 0
+    return count_env_steps(read_log(RunFiles(run).metrics_file)) or 0
 
 
 def iterations_made(run: Path) -> int:
     """Iterations of RIPT, those without anything to learn from too."""
-    return len(find_iterations(_read(run).kept))
-
-
-def _read(run: Path) -> Log:
-    file = RunFiles(run).metrics_file
-    return read_log(file, keep=PREFIXES) if file.exists() else Log({})
+    return len(read_log(RunFiles(run).metrics_file).iterations)

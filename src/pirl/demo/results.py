@@ -7,15 +7,15 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from pirl.agents.acrlpd import ACRLPDConfig
+from pirl.agents.config import ACRLPDConfig
 from pirl.demo.plan import DemoConfig, Policy
 from pirl.demo.progress import steps_practised
 from pirl.envs.collecting import LOG_FILE
 from pirl.envs.evaluation import Evaluation, compare, versions
 from pirl.errors import DataError
 from pirl.files import write_file
-from pirl.report import describe_machine
-from pirl.report.evaluations import newest_evaluation, read_evaluation
+from pirl.report.replay import newest_evaluation, read_evaluation
+from pirl.report.sections import describe_machine
 from pirl.run_files import RunFiles, saved_steps
 
 

@@ -3,7 +3,7 @@
 from dataclasses import replace
 from pathlib import Path
 
-from pirl.agents.ript import RIPTConfig
+from pirl.agents.config import RIPTConfig
 from pirl.demo.commands import (
     DENOISING_STEPS,
     Arguments,
@@ -18,7 +18,7 @@ from pirl.demo.plan import Curves, DemoConfig, Plan, Policy
 from pirl.demo.progress import iterations_made, steps_practised, updates_made
 from pirl.demo.steps import Stages, Step
 from pirl.envs.experts import ExpertConfig
-from pirl.report.curves import PANELS, ROLLOUTS
+from pirl.report.plots import PANELS, ROLLOUTS
 
 DEMONSTRATIONS, QUICK_DEMONSTRATIONS = 300, 60
 # RIPT has nothing to learn from a policy that never succeeds: in the quick demo this is what takes longest.
@@ -90,7 +90,7 @@ def make_stages(config: DemoConfig) -> Stages:
 def _control(config: DemoConfig, run: str, title: str, dataset: str, arguments: Arguments) -> Step:
     """BC from the start policy: as many updates as RIPT made, of as many chunks, as fast, in the same normalisation."""
     assert isinstance(config.rl.agent, RIPTConfig)
-    pace = same_pace(config, config.rl.agent.optimiser)
+    pace = same_pace(config, config.rl.agent.optimizer)
     start = ("--checkpoint", str(config.run("start")), "--from-scratch", "false", "--data.norm-stats", "checkpoint")
     data = ("--data.repo-id", str(config.dataset(dataset)))
     return train(

@@ -1,1 +1,1 @@
-"""`pirl plan`: estimates memory and time of a training run on any hardware, by compiling its real update for it."""
+"""`pirl plan`: whether a run fits a machine, by compiling its update for it."""

@@ -10,7 +10,7 @@ from pathlib import Path
 from pirl.errors import DataError
 from pirl.files import write_file, writing
 from pirl.processes import LOCK_FILE, alone_in
-from pirl.report import differing_settings
+from pirl.report.sections import differing_settings
 from pirl.sweep.plan import SweepPlan
 
 RESULTS_FILE = "sweep.json"

@@ -5,8 +5,9 @@ from datetime import datetime
 from pathlib import Path
 
 from pirl.errors import DataError
-from pirl.report import Run, Section, build_page, read_run
-from pirl.report.page import Column, code_block, figure, legend, plot, table
+from pirl.report.plots import code_block, figure, legend, plot
+from pirl.report.runs import Run, read_run
+from pirl.report.sections import Column, Section, build_page, table
 from pirl.sweep.plan import SweepPlan
 from pirl.sweep.plots import colour_of, curves_chart, knob_chart
 from pirl.sweep.trials import Trial, find_best, is_share

@@ -6,9 +6,8 @@ from html import escape
 
 import numpy as np
 
-from pirl.report.axes import Axis
+from pirl.report.plots import COLORS, Axis, Series, line_chart
 from pirl.report.runs import Run
-from pirl.report.svg import COLOURS, Series, line_chart
 from pirl.sweep.knobs import Knob, Range, as_number
 from pirl.sweep.trials import Trial, is_share
 
@@ -24,7 +23,7 @@ _STEP = 0.03
 def curves_chart(trials: Sequence[Trial], runs: Sequence[Run], rungs: Sequence[int], metric: str) -> str:
     """A line for each trial, in the colour of the highest rung it came to."""
     series = [
-        Series(trial.name, curve.steps, curve.values, colour=colour_of(trial.rung, rungs))
+        Series(trial.name, curve.steps, curve.values, color=colour_of(trial.rung, rungs))
         for trial, run in zip(trials, runs, strict=True)
         if (curve := run.curves.get(metric)) is not None
     ]
@@ -62,7 +61,7 @@ def knob_chart(knob: Knob, trials: Sequence[Trial], rungs: Sequence[int], metric
 
 def colour_of(rung: int | None, rungs: Sequence[int]) -> int:
     """The colour that stands for a rung."""
-    return (0 if rung is None else list(rungs).index(rung)) % COLOURS
+    return (0 if rung is None else list(rungs).index(rung)) % COLORS
 
 
 @dataclass(frozen=True)
@@ -85,7 +84,7 @@ def _places(knob: Knob, trials: Sequence[Trial]) -> tuple[dict[int, float], list
         axis = Axis(knob.values.low, knob.values.high, knob.values.log)
 
         def place(value: float) -> float:
-            return _MARGIN + (1 - 2 * _MARGIN) * float(axis.place(np.array([value]))[0])
+            return _MARGIN + (1 - 2 * _MARGIN) * float(axis.fraction(np.array([value]))[0])
 
         ticks = [(place(value), label) for value, label in axis.ticks(4)]
         return {number: place(float(text)) for number, text in texts.items()}, ticks
@@ -104,7 +103,7 @@ def _places(knob: Knob, trials: Sequence[Trial]) -> tuple[dict[int, float], list
 
 
 def _draw(dot: _Dot, x: float, y_axis: Axis, rungs: Sequence[int], share: bool) -> str:
-    heights = (1000 * (1 - y_axis.place(np.array(dot.edges)))).tolist()
+    heights = (1000 * (1 - y_axis.fraction(np.array(dot.edges)))).tolist()
     style, at = f"c{colour_of(dot.rung, rungs)}", f"{1000 * x:.1f}"
     whisker = (
         f'<polygon class="whisker {style}" points="{at},{heights[1]:.1f} {at},{heights[2]:.1f}"/>'
@@ -119,7 +118,7 @@ def _draw(dot: _Dot, x: float, y_axis: Axis, rungs: Sequence[int], share: bool) 
 def _grid(y_axis: Axis, ticks: Sequence[tuple[float, str]], share: bool) -> str:
     parts = []
     for value, text in y_axis.ticks():
-        at = f"{100 * (1 - float(y_axis.place(np.array([value]))[0])):.2f}%"
+        at = f"{100 * (1 - float(y_axis.fraction(np.array([value]))[0])):.2f}%"
         text = f"{100 * value:.4g} %" if share else text
         parts.append(f'<line class="grid" x1="0" x2="100%" y1="{at}" y2="{at}"/>')
         parts.append(f'<text class="y" x="-8" y="{at}" dy="0.35em">{text}</text>')

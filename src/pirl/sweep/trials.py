@@ -8,7 +8,7 @@ from typing import Any, Literal
 import numpy as np
 
 from pirl.errors import DataError
-from pirl.report import Run, read_run
+from pirl.report.runs import Run, read_run
 from pirl.run_files import RunFiles
 from pirl.sweep.halving import Mode
 

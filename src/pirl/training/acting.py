@@ -8,7 +8,7 @@ import jax
 import numpy as np
 from jaxtyping import Float, Float32, Key
 
-from pirl.agents.base import Agent
+from pirl.agents.common import Agent
 from pirl.agents.ript import RIPTAgent
 from pirl.config import RLTrainConfig
 from pirl.data import PolicyIO
@@ -30,7 +30,7 @@ def practice_planner(agent: Agent, policy_io: PolicyIO, pool: EnvPool) -> ChunkP
     """The learner as it acts where it learns from what it does."""
     act: Act = partial(_practise, agent) if isinstance(agent, RIPTAgent) else partial(_act, agent)
     # Before the first update the indicator means nothing to the policy.
-    weight = agent.config.practice_guidance if isinstance(agent, RIPTAgent) else 1.0
+    weight = agent.config.rollout_guidance if isinstance(agent, RIPTAgent) else 1.0
     guided = _is_guided(agent) and weight > 0 and int(agent.step) > 0
     return ChunkPlanner(act, policy_io, batch_size=_batch_size(pool), guided=guided)
 
@@ -68,7 +68,7 @@ class StoppablePlanner:
 def acting_copy(agent: Agent) -> Agent:
     """The learner on the devices of each host alone, where there are several, so that one of them can act by itself.
 
-    All processes have to call it. What an optimiser remembers is no part of acting, and is left out.
+    All processes have to call it. What an optimizer remembers is no part of acting, and is left out.
     """
     if jax.process_count() == 1:
         return agent
@@ -79,7 +79,7 @@ def acting_copy(agent: Agent) -> Agent:
 
 
 def _is_moment(path: tuple[Any, ...]) -> bool:
-    return any(getattr(key, "name", "").endswith("moments") for key in path)
+    return any(getattr(key, "name", "") == "opt_state" for key in path)
 
 
 def _is_guided(agent: Agent) -> bool:
@@ -102,4 +102,4 @@ def _act(
 def _practise(
     agent: RIPTAgent, observation: Observation | GuidedObservation, keys: Key[Array, " b"]
 ) -> Float[Array, "b horizon action_dim"]:
-    return agent.practise(observation, keys)
+    return agent.act_in_rollout(observation, keys)

@@ -35,7 +35,6 @@ from pirl.training.records import (
     check_files,
     check_leaves,
     choose_steps,
-    current_name,
     make_record,
     named_leaves,
     read_record,
@@ -281,10 +280,8 @@ def read_state(
     record = read_record(directory)
     check_files(directory, record, contents=contents)
     leaves = {name: _placed(leaf) for name, leaf in named_leaves(like).items()}
-    names = {current_name(path): path for path in record["leaves"]}
-    stored = {names.get(name, name): leaf for name, leaf in leaves.items()}
-    check_leaves(directory, record, stored)
-    tree = nest(stored)
+    check_leaves(directory, record, leaves)
+    tree = nest(leaves)
     arguments = ocp.args.PyTreeRestore(item=tree, restore_args=ocp.checkpoint_utils.construct_restore_args(tree))
     try:
         arrays = named_leaves(checkpointer.restore(directory / ARRAYS, args=arguments))
@@ -292,7 +289,7 @@ def read_state(
         raise
     except Exception as error:  # TensorStore's arrive as bare Exceptions
         raise DamageError(in_one_line(error)) from error
-    return jax.tree.unflatten(jax.tree.structure(like), [arrays[name] for name in stored]), record["host"]
+    return jax.tree.unflatten(jax.tree.structure(like), [arrays[name] for name in leaves]), record["host"]
 
 
 def _placed(leaf: Any) -> jax.ShapeDtypeStruct:

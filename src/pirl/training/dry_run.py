@@ -13,15 +13,16 @@ from typing import Any
 import jax
 import numpy as np
 
-from pirl.agents.base import Agent
-from pirl.agents.ript import RIPTConfig, RolloutBatch
+from pirl.agents.common import Agent
+from pirl.agents.config import RIPTConfig
+from pirl.agents.ript import RolloutBatch
 from pirl.config import RLTrainConfig
 from pirl.data import Loader, ReplayBuffer
 from pirl.envs.pools import EnvPool, Lost, Started, open_pool
 from pirl.envs.rollouts import make_starts, roll_out
 from pirl.errors import EnvError
 from pirl.training.acting import agent_planner, practice_planner
-from pirl.training.compiling import use_compilation_cache
+from pirl.training.compiling import prepare_jax
 from pirl.training.online import shaped_episode
 from pirl.training.records import named_leaves
 from pirl.training.rollout_batches import Rows, cut_batch
@@ -31,19 +32,19 @@ from pirl.words import short_duration, size
 
 # What the arrays of a learner are for, by how their path begins; all others belong to the critics.
 _KINDS = {
-    "learned/trainable": "parameters",
-    "learned/frozen": "frozen",
-    "learned/average": "average",
-    "learned/moments": "optimiser",
+    "actor/params": "parameters",
+    "actor/frozen_params": "frozen",
+    "actor/ema_params": "average",
+    "actor/opt_state": "optimizer",
     "start_params": "start policy",
-    "step": "optimiser",
+    "step": "optimizer",
 }
 _TIMED_UPDATES = 3
 
 
 def dry_run(config: RLTrainConfig) -> int:
     """Print what training as configured would take; the return value is the exit code."""
-    use_compilation_cache()
+    prepare_jax()
     with contextlib.ExitStack() as stack:
         with _doing("reading the data"):
             setup = set_up(config)

@@ -138,7 +138,7 @@ class Health:
                 raise TrainingError(
                     f"the mean of Q is {value:.4g} at step {step}, and returns in the data are {low:.4g} to "
                     f"{high:.4g}: the critics believe in values that nobody has ever seen. Use --agent.target expectile "
-                    "or --agent.critic.loss bce, a lower --agent.critic-optimiser.peak-lr, or allow it with "
+                    "or --agent.critic.loss bce, a lower --agent.critic-optimizer.peak-lr, or allow it with "
                     "--health.max-value-excess 0."
                 )
 

@@ -27,7 +27,6 @@ from pirl.training.records import (
     FILE_NAME,
     DamageError,
     choose_steps,
-    current_name,
     named_leaves,
     read_record,
 )
@@ -152,10 +151,7 @@ def planned_layout(leaves: Leaves, devices: int, fsdp_devices: int) -> Layout:
     if fsdp_devices < 1 or devices < 1 or devices % fsdp_devices:
         raise ConfigError(f"--fsdp {fsdp_devices} does not divide --devices {devices}.")
     sizes = {"fsdp": fsdp_devices}
-    specs = {
-        path: sharding.state_spec(current_name(path), leaf.shape, leaf.dtype, fsdp_devices)
-        for path, leaf in leaves.items()
-    }
+    specs = {path: sharding.state_spec(path, leaf.shape, leaf.dtype, fsdp_devices) for path, leaf in leaves.items()}
     return Layout({path: _pieces(leaf, specs[path], sizes) for path, leaf in leaves.items()}, devices, fsdp_devices)
 
 
@@ -221,7 +217,7 @@ def unexpected(state: SavedState) -> list[str]:
     if state.config is None:
         return []
     expected = {path: str(leaf.dtype) for path, leaf in expected_leaves(state.config).items()}
-    saved = {current_name(path): str(leaf.dtype) for path, leaf in state.leaves.items()}
+    saved = {path: str(leaf.dtype) for path, leaf in state.leaves.items()}
     return [
         *(
             f"{path}: {dtype}, by the configuration {expected[path]}"
@@ -247,7 +243,7 @@ def left_whole(leaves: Leaves, layout: Layout) -> list[str]:
         path
         for path, leaf in leaves.items()
         if count > 1
-        and current_name(path).split("/")[0] != sharding.CRITICS
+        and path.split("/")[0] != sharding.CRITICS
         and math.prod(layout.pieces[path]) == 1
         and bytes_of(leaf) >= sharding.MIN_SHARD_BYTES
         and any(length % count == 0 for length in leaf.shape)

@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from pirl.agents.base import Agent
-from pirl.agents.ript import RIPTConfig, RolloutBatch
+from pirl.agents.common import Agent
+from pirl.agents.config import RIPTConfig
+from pirl.agents.ript import RolloutBatch
 from pirl.data import DatasetSource, ReplayBuffer
 from pirl.envs.base import Start
 from pirl.envs.curriculum import Curriculum

@@ -2,10 +2,11 @@
 
 import jax
 
-from pirl.agents.acrlpd import ACRLPDAgent, ACRLPDConfig
-from pirl.agents.base import Agent
+from pirl.agents.acrlpd import ACRLPDAgent
 from pirl.agents.bc import BCAgent
-from pirl.agents.ript import RIPTAgent, RIPTConfig
+from pirl.agents.common import Agent
+from pirl.agents.config import ACRLPDConfig, RIPTConfig
+from pirl.agents.ript import RIPTAgent
 from pirl.config import RLTrainConfig
 from pirl.models import Pi0
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import jax
 import orbax.checkpoint as ocp
 
-from pirl.agents.base import Agent
+from pirl.agents.common import Agent
 from pirl.config import load_config
 from pirl.data import PolicyIO
 from pirl.errors import CheckpointError

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from pirl.agents.base import Agent, Metrics
+from pirl.agents.common import Agent, Metrics
 from pirl.config import to_plain
 from pirl.config.metrics import GAPS
 from pirl.data import Loader

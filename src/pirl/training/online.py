@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from pirl.agents.base import Agent
+from pirl.agents.common import Agent
 from pirl.config import OnlineConfig
 from pirl.data import ChunkBatch, ChunkSampler, PolicyIO, ReplayBuffer
 from pirl.data.outcomes import OutcomeConfig, shaped_rewards

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
-from pirl.agents.base import Agent
+from pirl.agents.common import Agent
 from pirl.training.writers import Number
 
 

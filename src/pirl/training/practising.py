@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import jax
 
-from pirl.agents.ript import RIPTConfig
+from pirl.agents.config import RIPTConfig
 from pirl.config import RLTrainConfig
 from pirl.data import ReplayBuffer
 from pirl.envs.pools import EnvPool, default_size, open_pool

@@ -15,15 +15,6 @@ from pirl.errors import CheckpointError, in_one_line
 
 FILE_NAME = "state.json"
 ARRAYS = "arrays"
-# What parts of a learner were called in states that earlier versions wrote, and what they are called now.
-_RENAMED = {
-    "critic": "critics/latest",
-    "target_critic": "critics/target",
-    "average_critic": "critics/average",
-    "critic_moments": "critics/moments",
-    "log_beta": "temperature/log_beta",
-    "log_beta_moments": "temperature/moments",
-}
 _BLOCK = 1 << 20
 
 
@@ -37,12 +28,6 @@ def named_leaves(tree: PyTree) -> dict[str, Any]:
     named = {jax.tree_util.keystr(path, simple=True, separator="/"): leaf for path, leaf in entries}
     assert len(named) == len(entries), "two leaves of the state have the same path"
     return named
-
-
-def current_name(path: str) -> str:
-    """What a leaf is called now that an earlier version saved under this path."""
-    part, slash, rest = path.partition("/")
-    return f"{_RENAMED.get(part, part)}{slash}{rest}"
 
 
 def choose_steps(states: Path, saved: Sequence[int], step: int | None) -> list[int]:

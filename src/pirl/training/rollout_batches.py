@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool, Float32, Int64
 
-from pirl.agents.ript import RIPTConfig, RolloutBatch, carries_signal, leave_one_out, scale_advantages
+from pirl.agents.config import RIPTConfig
+from pirl.agents.ript import RolloutBatch, has_signal, leave_one_out, scale_advantages
 from pirl.data import ChunkBatch, ChunkShape, PolicyIO
 from pirl.data.chunks import Trajectories, cut_chunks
 from pirl.data.indicators import indicate
@@ -56,7 +57,7 @@ def plan_batches(
     if config.batch_by == "groups":
         epochs = [_by_groups(rng, rows, sizes, attempts) for _ in range(config.num_epochs)]
     else:
-        signal = carries_signal(config, advantages)
+        signal = has_signal(config, advantages)
         chosen = np.concatenate([part for part, is_used in zip(rows, signal, strict=True) if is_used])
         epochs = [rng.permutation(chosen) for _ in range(config.num_epochs)]
     # -1 fills the last batch of every epoch, and the places of attempts that were lost.

@@ -15,8 +15,8 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Bool, Float64
 
-from pirl.agents.acrlpd import ACRLPDConfig
-from pirl.agents.base import Agent
+from pirl.agents.common import Agent
+from pirl.agents.config import ACRLPDConfig
 from pirl.config import RLTrainConfig, check_data, to_plain
 from pirl.data import (
     AnchorStream,

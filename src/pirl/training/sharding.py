@@ -11,7 +11,7 @@ from pirl.errors import ConfigError
 # Smaller arrays are replicated: gathering them costs more than they take.
 MIN_SHARD_BYTES = 4 << 20
 # The part of a learner that is small beside its policy, and used by every device in every update.
-CRITICS = "critics"
+CRITICS = "critic"
 
 
 def make_mesh(fsdp_devices: int = 1) -> Mesh:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from pirl.agents.base import Agent
+from pirl.agents.common import Agent
 from pirl.data import PolicyIO, ReplayBuffer
 from pirl.data.replay_episodes import episode_files
 from pirl.errors import DataError

@@ -9,11 +9,11 @@ from typing import Any, cast
 import jax
 import numpy as np
 
-from pirl.agents.base import Agent, Metrics
+from pirl.agents.common import Agent, Metrics
 from pirl.config import RLTrainConfig, format_config, to_plain
 from pirl.errors import EnvError, TrainingError, UserError
 from pirl.training.checkpoints import Checkpoints
-from pirl.training.compiling import use_compilation_cache
+from pirl.training.compiling import prepare_jax
 from pirl.training.display import Display, Stopwatch
 from pirl.training.exchange import Exchange, Requests
 from pirl.training.following import open_display, open_log, open_run
@@ -49,7 +49,7 @@ def train(
     overwrite: bool = False,
 ) -> int:
     """Train as configured, into the run directory runs_dir/exp_name; the return value is the exit code."""
-    use_compilation_cache()
+    prepare_jax()
     directory = config.runs_dir / exp_name
     plain = to_plain(config)
     begin = functools.partial(

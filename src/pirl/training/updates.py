@@ -6,7 +6,7 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
-from pirl.agents.base import Agent, Metrics
+from pirl.agents.common import Agent, Metrics
 from pirl.data import ChunkBatch
 from pirl.training.health import guarded
 from pirl.training.setup import Setup, agent_sharding

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from typing import Literal
 
-from pirl.agents.base import Agent
+from pirl.agents.common import Agent
 from pirl.config import RLTrainConfig
 
 Ending = Literal["interrupted", "no better", "nothing to do", "done"]

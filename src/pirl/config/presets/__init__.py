@@ -7,8 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
 
-from pirl.agents.acrlpd import ACRLPDConfig
-from pirl.agents.bc import BCConfig
+from pirl.agents.config import ACRLPDConfig, BCConfig
 from pirl.config.presets.aloha import aloha_fold, aloha_ript, aloha_sim, rl_fold_box
 from pirl.config.presets.demo import (
     debug,

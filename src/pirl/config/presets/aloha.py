@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from pirl.agents.acrlpd import ACRLPDConfig
+from pirl.agents.config import ACRLPDConfig
 from pirl.config.parts import CheckpointConfig, DataConfig, EvaluationConfig, RolloutConfig
 from pirl.config.presets.full_size import ACRLPD
 from pirl.config.presets.ript import with_ript
@@ -22,7 +22,7 @@ def aloha_fold(pi05: bool) -> RLTrainConfig:
     ACRLPD with a critic horizon of 20 steps, ten small critics and four sampled chunks.
     Command: pirl train aloha_fold --exp-name fold --data.repo-id me/fold_box --checkpoint checkpoints/pi0_base
     Data: 14 dimensions and three cameras, with success labels (pirl data label).
-    Needs: 52 GB for parameters, optimiser and EMA of 3.2 B in float32, 13 GB more for gradients: two GPUs of 80 GB with
+    Needs: 52 GB for parameters, optimizer and EMA of 3.2 B in float32, 13 GB more for gradients: two GPUs of 80 GB with
     --fsdp-devices 2, better eight. LoRA: one GPU of 40 GB.
     Should reach: more successes than its _bc variant on the same data. Evaluated on the robot; there is no simulator.
     """

@@ -2,11 +2,7 @@
 
 from dataclasses import replace
 
-from pirl.agents.acrlpd import ACRLPDConfig
-from pirl.agents.bc import BCConfig
-from pirl.agents.optimisers import OptimiserConfig
-from pirl.agents.ript import RIPTConfig
-from pirl.agents.temperature import TemperatureConfig
+from pirl.agents.config import ACRLPDConfig, BCConfig, OptimizerConfig, RIPTConfig, TemperatureConfig
 from pirl.config.parts import (
     CheckpointConfig,
     DataConfig,
@@ -34,11 +30,11 @@ def demo_bc() -> RLTrainConfig:
     Needs: one CPU core, three minutes; a dataset from `pirl demo` or `pirl collect`.
     Should reach: about 5 % success: its actions are as noisy as the expert's, and it recovers less often.
     """
-    optimiser = OptimiserConfig(peak_lr=2e-3, warmup_steps=100, decay_steps=3_000, end_lr=1e-4, weight_decay=1e-4)
+    optimizer = OptimizerConfig(peak_lr=2e-3, warmup_steps=100, decay_steps=3_000, end_lr=1e-4, weight_decay=1e-4)
     return RLTrainConfig(
         name="demo_bc",
         model=get_model_config("tiny"),
-        agent=BCConfig(optimiser=optimiser, loss_over="real", augment=False),
+        agent=BCConfig(optimizer=optimizer, loss_over="real", augment=False),
         data=DataConfig(repo_id="runs/demo/data", robot="tabletop"),
         env=_PIXELS,
         checkpoints=CheckpointConfig(every=3_000),
@@ -68,16 +64,14 @@ def demo() -> RLTrainConfig:
         temperature=TemperatureConfig(beta=0.01, max_weight=20.0),
         critic=CriticConfig(num_critics=4, hidden_dims=(256, 256), loss="bce"),
         # Constant, since online the policy has to follow what the critics learn; its average is what counts.
-        policy_optimiser=OptimiserConfig(peak_lr=5e-4, schedule="constant", warmup_steps=100, weight_decay=1e-4),
+        policy_optimizer=OptimizerConfig(peak_lr=5e-4, schedule="constant", warmup_steps=100, weight_decay=1e-4),
         policy_ema_decay=0.995,
-        critic_optimiser=OptimiserConfig(
+        critic_optimizer=OptimizerConfig(
             peak_lr=1e-3, warmup_steps=50, decay_steps=9_500, end_lr=5e-5, b2=0.999, weight_decay=0.0
         ),
         # The policy waits until the critics know: what it learns from worse ones it does not unlearn in time.
         critic_warmup_steps=5_000,
         target_update_rate=0.01,
-        # What critics see, and the start policy, which proposes chunks, stays as the clone has learned to see it.
-        freeze=("vision", "language"),
         augment=False,
     )
     base = demo_bc()
@@ -102,11 +96,11 @@ def demo_state_bc() -> RLTrainConfig:
     Needs: one CPU core, one minute; a dataset from `pirl demo --observation state` or `pirl collect`.
     Should reach: about 10 % success: its actions are as noisy as the expert's, and it recovers less often.
     """
-    optimiser = OptimiserConfig(peak_lr=2e-3, warmup_steps=100, decay_steps=1_500, end_lr=1e-4, weight_decay=1e-4)
+    optimizer = OptimizerConfig(peak_lr=2e-3, warmup_steps=100, decay_steps=1_500, end_lr=1e-4, weight_decay=1e-4)
     return RLTrainConfig(
         name="demo_state_bc",
         model=get_model_config("tiny_state"),
-        agent=BCConfig(optimiser=optimiser, loss_over="real", augment=False),
+        agent=BCConfig(optimizer=optimizer, loss_over="real", augment=False),
         data=DataConfig(repo_id="runs/demo_state/data", robot="tabletop_state"),
         env=_STATE,
         checkpoints=CheckpointConfig(every=1_500),
@@ -160,11 +154,11 @@ def demo_ript() -> RLTrainConfig:
     Needs: one CPU core, five minutes; a run of demo_ript_start to start from.
     Should reach: clearly more than demo_ript_start, without any further demonstration.
     """
-    optimiser = OptimiserConfig(peak_lr=5e-4, warmup_steps=20, decay_steps=1_500, end_lr=2e-5, weight_decay=1e-4)
+    optimizer = OptimizerConfig(peak_lr=5e-4, warmup_steps=20, decay_steps=1_500, end_lr=2e-5, weight_decay=1e-4)
     return replace(
         demo_ript_start(),
         name="demo_ript",
-        agent=RIPTConfig(optimiser=optimiser, ema_decay=0.995, loss_over="real", augment=False, num_epochs=4),
+        agent=RIPTConfig(optimizer=optimizer, ema_decay=0.995, loss_over="real", augment=False, num_epochs=4),
         data=DataConfig(robot="tabletop_state", norm_stats="checkpoint"),
         rollout=RolloutConfig(iterations=16, groups=48, attempts=8, budget=120, discount=0.97),
         evaluation=EvaluationConfig(every=5, envs=64),

@@ -2,8 +2,7 @@
 
 from dataclasses import replace
 
-from pirl.agents.acrlpd import ACRLPDConfig
-from pirl.agents.temperature import TemperatureConfig
+from pirl.agents.config import ACRLPDConfig, TemperatureConfig
 from pirl.models.critic import TEN_CRITICS
 
 # Ten small critics, judged by their lower bound; they learn for a while before the policy moves, then weigh the chunks in

@@ -2,8 +2,7 @@
 
 from dataclasses import replace
 
-from pirl.agents.optimisers import OptimiserConfig
-from pirl.agents.ript import RIPTConfig
+from pirl.agents.config import OptimizerConfig, RIPTConfig
 from pirl.config.parts import CheckpointConfig, DataConfig, OnlineConfig, RolloutConfig
 from pirl.config.train import RLTrainConfig
 
@@ -16,7 +15,7 @@ def with_ript(config: RLTrainConfig, rollout: RolloutConfig) -> RLTrainConfig:
         config,
         name=f"{family}_ript{suffix}",
         # A learning rate like that at the end of OpenPI's own training: the policy is only to change a little at a time.
-        agent=RIPTConfig(optimiser=OptimiserConfig(peak_lr=1e-5, schedule="constant", warmup_steps=20)),
+        agent=RIPTConfig(optimizer=OptimizerConfig(peak_lr=1e-5, schedule="constant", warmup_steps=20)),
         data=DataConfig(robot=config.data.robot, norm_stats="checkpoint"),
         online=OnlineConfig(),
         rollout=rollout,
