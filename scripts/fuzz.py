@@ -68,7 +68,7 @@ def _mutated(node: Any, rng: random.Random) -> Any:
 
 def read_info(place: Path, data: bytes) -> None:
     """The info.json of a dataset."""
-    from pirl.data.lerobot.layout import fill, glob_pattern, read_info, resolve_inside
+    from pirl.data.lerobot.format import fill, glob_pattern, read_info, resolve_inside
 
     _write(place / "meta" / "info.json", data)
     info = read_info(place)
@@ -82,8 +82,7 @@ def read_info(place: Path, data: bytes) -> None:
 
 def read_listing(place: Path, data: bytes) -> None:
     """Lists of episodes and of tasks, line by line."""
-    from pirl.data.lerobot.layout import Info
-    from pirl.data.lerobot.metadata import read_listing
+    from pirl.data.lerobot.format import Info, read_listing
 
     for name in ("episodes", "tasks"):
         _write(place / "meta" / f"{name}.jsonl", data)

@@ -345,7 +345,7 @@ def probe_codec(encoder: Literal["h264", "libsvtav1"]) -> Iterator[dict[str, Any
     import av
     import numpy as np
 
-    from pirl.data.lerobot.video_writer import CODEC_NAMES, encode_video
+    from pirl.data.lerobot.video import CODEC_NAMES, encode_video
 
     av.Codec(CODEC_NAMES[encoder], "r")
     yield {"reads": True}

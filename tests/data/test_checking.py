@@ -14,8 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pirl.data.checking import check_dataset
-from pirl.data.lerobot.dataset import open_dataset
-from pirl.data.lerobot.rows import by_episode
+from pirl.data.lerobot.reader import by_episode, open_dataset
 from pirl.data.outcomes import OutcomeConfig
 from pirl.data.summary import summarize
 from pirl.errors import DataError

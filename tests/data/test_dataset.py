@@ -11,8 +11,8 @@ import pytest
 
 from pirl.data.checking import check_dataset
 from pirl.data.lerobot.columns import ColumnError, to_numpy
-from pirl.data.lerobot.dataset import open_dataset
-from pirl.data.lerobot.layout import Feature, glob_pattern
+from pirl.data.lerobot.format import Feature, glob_pattern
+from pirl.data.lerobot.reader import open_dataset
 from sample_datasets import VALID, build, edit_data, edit_episodes, edit_info, read_bars
 
 GOLDEN = Path(__file__).resolve().parents[2].parent / "shared" / "golden_data"

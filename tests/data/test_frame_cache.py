@@ -21,12 +21,17 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pirl.data.frames import cache as cache_module
-from pirl.data.frames import digests as digests_module
-from pirl.data.frames.cache import FrameCacheConfig, open_frames
-from pirl.data.frames.digests import file_digests
-from pirl.data.frames.entries import delete_frame_cache, list_frame_caches, locked
-from pirl.data.frames.store import StoreLayout, StoreWriter
+from pirl.data import frame_cache as cache_module
+from pirl.data.frame_cache import (
+    FrameCacheConfig,
+    StoreLayout,
+    StoreWriter,
+    delete_frame_cache,
+    file_digests,
+    list_frame_caches,
+    locked,
+    open_frames,
+)
 from pirl.data.images import resize_with_pad
 from pirl.errors import ConfigError, DataError
 
@@ -223,7 +228,7 @@ def test_released_memory_is_given_back_and_the_frames_are_not_lost(tmp_path):
 @pytest.mark.skipif(not GOLDEN_DATA.is_dir(), reason="needs ../shared/golden_data")
 @pytest.mark.parametrize("name", ["v21_image", "v30_video_multifile"])
 def test_a_lerobot_dataset_is_a_source(tmp_path, name):
-    from pirl.data.lerobot.dataset import open_dataset
+    from pirl.data.lerobot.reader import open_dataset
 
     dataset = open_dataset(GOLDEN_DATA / name)
     frames = open_frames(dataset, dataset.cameras, FrameCacheConfig(56, 56, directory=tmp_path))
@@ -409,9 +414,9 @@ def test_a_dataset_that_changes_under_the_build_is_not_kept(tmp_path):
 
 def test_digests_are_remembered_until_the_file_is_touched(tmp_path, monkeypatch):
     read = []
-    digest = digests_module._digest
-    monkeypatch.setattr(digests_module, "_digest", lambda file: (read.append(file.name), digest(file))[1])
-    monkeypatch.setattr(digests_module, "_SETTLED_NANOSECONDS", -(10**12))
+    digest = cache_module._digest
+    monkeypatch.setattr(cache_module, "_digest", lambda file: (read.append(file.name), digest(file))[1])
+    monkeypatch.setattr(cache_module, "_SETTLED_NANOSECONDS", -(10**12))
     files = [tmp_path / "a", tmp_path / "b"]
     for file in files:
         file.write_bytes(file.name.encode())

@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pirl.data.lerobot.metadata_writer import MetadataV30, MetadataWriter
-from pirl.data.lerobot.writer import DatasetWriter
+from pirl.data.lerobot.writer import DatasetWriter, MetadataV30, MetadataWriter
 
 PROJECT = Path(__file__).resolve().parents[2]
 BENCHMARKS = PROJECT / "benchmarks"

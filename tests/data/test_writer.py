@@ -13,9 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pirl.data.lerobot.episode_stats import QUANTILES, quantiles
-from pirl.data.lerobot.metadata_writer import MetadataV30, MetadataWriter
-from pirl.data.lerobot.writer import DatasetWriter
+from pirl.data.lerobot.writer import QUANTILES, DatasetWriter, MetadataV30, MetadataWriter, quantiles
 from pirl.errors import DataError
 from written import (
     DEFAULTS,

@@ -12,7 +12,7 @@ from eval_fakes import ROBOT as WALKER
 from eval_fakes import CorridorPool, Walker
 from pirl.config import OnlineConfig
 from pirl.data import ChunkSampler, ChunkShape, PolicyIO, ReplayBuffer, get_robot, replay_episodes
-from pirl.data.lerobot.dataset import open_dataset
+from pirl.data.lerobot.reader import open_dataset
 from pirl.data.outcomes import OutcomeConfig, read_outcomes
 from pirl.envs.rollouts import make_starts
 from pirl.interop import NormStats, save_checkpoint

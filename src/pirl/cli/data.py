@@ -15,7 +15,7 @@ from pirl.words import size
 
 if TYPE_CHECKING:
     from pirl.data import OutcomeConfig
-    from pirl.data.frames.entries import CachedFrames
+    from pirl.data.frame_cache import CachedFrames
 
 _LONGEST_HORIZON = 10_000
 

@@ -164,7 +164,7 @@ class DropEpisodes:
         """Do it; the return value is the exit code."""
         from pirl.data import OutcomeConfig, check_dataset, load_robot, parse_episodes
         from pirl.data.labels import DROPPED_FILE, read_dropped, write_dropped
-        from pirl.data.lerobot.dataset import scan_dataset
+        from pirl.data.lerobot.reader import scan_dataset
         from pirl.data.problems import format_episodes
 
         if self.episodes is None and self.restore is None and not self.bad:

@@ -7,10 +7,9 @@ from pirl.lazy import lazy_names
 if TYPE_CHECKING:
     from pirl.data.checking import check_dataset
     from pirl.data.chunks import ChunkBatch, ChunkShape, Trajectories, cut_chunks
-    from pirl.data.frames.cache import FrameCacheConfig, open_frames
-    from pirl.data.frames.entries import delete_frame_cache, list_frame_caches
+    from pirl.data.frame_cache import FrameCacheConfig, delete_frame_cache, list_frame_caches, open_frames
     from pirl.data.labels import Label, merge_labels, parse_episodes, read_csv, read_labels, write_labels
-    from pirl.data.lerobot.dataset import Dataset, open_dataset
+    from pirl.data.lerobot.reader import Dataset, open_dataset
     from pirl.data.lerobot.writer import DatasetWriter
     from pirl.data.loader import Loader
     from pirl.data.outcomes import OutcomeConfig, Outcomes, read_outcomes
@@ -35,13 +34,11 @@ __getattr__, __dir__, __all__ = lazy_names(
             "Trajectories",
             "cut_chunks",
         ),
-        "frames.cache": (
+        "frame_cache": (
             "FrameCacheConfig",
-            "open_frames",
-        ),
-        "frames.entries": (
             "delete_frame_cache",
             "list_frame_caches",
+            "open_frames",
         ),
         "labels": (
             "Label",
@@ -51,7 +48,7 @@ __getattr__, __dir__, __all__ = lazy_names(
             "read_labels",
             "write_labels",
         ),
-        "lerobot.dataset": (
+        "lerobot.reader": (
             "Dataset",
             "open_dataset",
         ),

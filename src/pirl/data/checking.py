@@ -14,11 +14,9 @@ import numpy as np
 from pirl.data.evidence import END_COLUMNS, REWARD_COLUMN, SUCCESS_COLUMNS
 from pirl.data.labels import LABEL_FILE, read_labels
 from pirl.data.lerobot.columns import DepthPictureError, ParquetDamageError, is_numeric, open_picture, read_all_cells
-from pirl.data.lerobot.dataset import Dataset
-from pirl.data.lerobot.layout import DEFAULT_COLUMNS, resolve_inside
-from pirl.data.lerobot.rows import by_episode
-from pirl.data.lerobot.segments import MISSING, UNLISTED
-from pirl.data.lerobot.video import VideoIndex, codec_name
+from pirl.data.lerobot.format import DEFAULT_COLUMNS, resolve_inside
+from pirl.data.lerobot.reader import Dataset, by_episode
+from pirl.data.lerobot.video import MISSING, UNLISTED, VideoIndex, codec_name
 from pirl.data.outcomes import OutcomeConfig, try_outcomes
 from pirl.data.problems import BrokenDatasetError, Problem
 from pirl.data.robots import Robot

@@ -3,7 +3,7 @@
 import numpy as np
 from jaxtyping import Bool, Int64
 
-from pirl.data.lerobot.dataset import Dataset
+from pirl.data.lerobot.reader import Dataset
 from pirl.data.problems import Problem
 
 # LeRobot's, those of HIL-SERL and Evo-RL, and RLinf's.

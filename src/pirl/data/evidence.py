@@ -10,8 +10,7 @@ import numpy as np
 from jaxtyping import Bool, Int64
 
 from pirl.data.labels import LABEL_FILE, Label, read_labels, yes_or_no
-from pirl.data.lerobot.dataset import Dataset, is_beside
-from pirl.data.lerobot.rows import by_episode
+from pirl.data.lerobot.reader import Dataset, by_episode, is_beside
 from pirl.data.problems import Problem
 
 # LeRobot's own name first; then RLinf's, what many write by hand, that of DROID, and that of Evo-RL's recorder.

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from pirl.data.lerobot.layout import resolve_inside
+from pirl.data.lerobot.format import resolve_inside
 from pirl.data.problems import format_episodes
 from pirl.errors import DataError
 from pirl.files import write_file

@@ -14,7 +14,7 @@ import numpy as np
 from jaxtyping import Bool, Float32, Int8, Int64
 
 from pirl.data.evidence import Evidence, gather_evidence
-from pirl.data.lerobot.dataset import Dataset
+from pirl.data.lerobot.reader import Dataset
 from pirl.data.problems import BrokenDatasetError, Problem
 from pirl.errors import ConfigError
 

@@ -12,8 +12,8 @@ from jaxtyping import Bool, Float, Float64, Int64
 
 from pirl.data.chunks import Trajectories
 from pirl.data.corrections import INTERVENTION_COLUMNS, human_throughout, read_interventions
-from pirl.data.frames.cache import FrameCacheConfig, open_frames
-from pirl.data.lerobot.dataset import Dataset
+from pirl.data.frame_cache import FrameCacheConfig, open_frames
+from pirl.data.lerobot.reader import Dataset
 from pirl.data.outcomes import OutcomeConfig, Outcomes, read_outcomes
 from pirl.data.robots import Robot
 from pirl.data.statistics import compute_norm_stats, degenerate_dimensions, safe_scales, sample_range

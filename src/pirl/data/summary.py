@@ -6,7 +6,7 @@ import numpy as np
 
 from pirl.data.corrections import find_interventions, read_interventions
 from pirl.data.lerobot.columns import DepthPictureError
-from pirl.data.lerobot.dataset import Dataset
+from pirl.data.lerobot.reader import Dataset
 from pirl.data.outcomes import OutcomeConfig, try_outcomes
 from pirl.data.problems import Problem, format_episodes, format_problems
 from pirl.errors import DataError

@@ -8,8 +8,7 @@ from typing import Literal
 import numpy as np
 
 from pirl.data.lerobot.columns import is_numeric
-from pirl.data.lerobot.dataset import Dataset, scan_dataset
-from pirl.data.lerobot.rows import by_episode
+from pirl.data.lerobot.reader import Dataset, by_episode, scan_dataset
 from pirl.data.outcomes import OutcomeConfig, try_outcomes
 from pirl.data.problems import BrokenDatasetError, Problem, format_episodes, format_problems
 from pirl.data.robots import Robot

@@ -10,8 +10,8 @@ from typing import Any, Literal
 import numpy as np
 
 from pirl.data import DatasetWriter
-from pirl.data.lerobot.layout import INFO_FILE
-from pirl.data.lerobot.video_writer import Codec
+from pirl.data.lerobot.format import INFO_FILE
+from pirl.data.lerobot.video import Codec
 from pirl.envs.base import EnvDescription, Start
 from pirl.envs.evaluation import EpisodeResult, versions
 from pirl.envs.experts import ExpertConfig

@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Int32, UInt8
 from PIL import Image
 
-from pirl.data.lerobot.video_writer import encode_video
+from pirl.data.lerobot.video import encode_video
 from pirl.errors import ConfigError
 from pirl.files import write_file, writing
 

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 from pirl.data import DatasetWriter
-from pirl.data.lerobot.layout import INFO_FILE
+from pirl.data.lerobot.format import INFO_FILE
 from pirl.envs.base import EnvDescription
 from pirl.envs.collecting import DatasetFormat, collected_features, episode_columns
 from pirl.envs.rollouts import Rollout

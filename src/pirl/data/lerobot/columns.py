@@ -14,15 +14,11 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from jaxtyping import Int64
 
-from pirl.data.lerobot.layout import first_line, pointer_advice
+from pirl.data.lerobot.format import ParquetDamageError, first_line, pointer_advice, unique_names
 from pirl.errors import DataError
 
 # PIL knows many more, some of which run other programs.
 _PICTURE_FORMATS = ("PNG", "JPEG", "WEBP", "BMP")
-
-
-class ParquetDamageError(DataError):
-    """A file that is no readable parquet."""
 
 
 class ColumnError(DataError):
@@ -39,14 +35,6 @@ class DepthPictureError(DataError):
     def __init__(self, mode: str, size: tuple[int, int]):
         super().__init__(f"its values (mode {mode}) are not colours but, say, depths")
         self.size = size
-
-
-def unique_names(schema: pa.Schema) -> list[str]:
-    """The names of a file's columns, each of which must be there once."""
-    names: list[str] = schema.names
-    if twice := [name for name in dict.fromkeys(names) if names.count(name) > 1]:
-        raise ParquetDamageError(f"has the column {twice[0]} twice")
-    return names
 
 
 @contextmanager

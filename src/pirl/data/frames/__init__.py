@@ -1,1 +1,0 @@
-"""Frames decoded once: a cache on disk, by content, and what reads it."""
