@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pirl.cli.main import COMMANDS, _tell_unraisable
+from pirl.cli.main import COMMANDS, _report_unraisable
 from pirl.data import list_robots
 
 
@@ -22,7 +22,7 @@ class Late:
 
 
 def test_of_errors_that_nobody_can_catch_only_late_answers_of_a_failed_write_are_not_told(capsys, monkeypatch):
-    monkeypatch.setattr(sys, "unraisablehook", _tell_unraisable)
+    monkeypatch.setattr(sys, "unraisablehook", _report_unraisable)
     for words, is_told in (("Event loop is closed", False), ("it is another", True)):
         Late(RuntimeError(words))
         assert (words in capsys.readouterr().err) == is_told

@@ -2,15 +2,14 @@
 
 import math
 import time
-from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
-from pirl.cli.acting import EXPERT, ActingInMany, progress
-from pirl.cli.console import facts, optional, show
+from pirl.cli.console import facts, optional, progress, show
+from pirl.cli.options import EXPERT, ActingInMany
 from pirl.errors import UserError
 
 if TYPE_CHECKING:
@@ -47,28 +46,25 @@ class Collect(ActingInMany):
 
     @property
     def policies(self) -> list[str]:
-        """Who acts."""
+        """The one policy."""
         return [self.policy]
 
     def run(self) -> int:
-        """Do it; the return value is the exit code."""
         if self.episodes is None and self.env_steps is None:
             raise UserError("pirl collect needs --episodes or --env-steps.")
-        counts = {"episodes": self.episodes, "env-steps": self.env_steps}
-        self.check(**{name: count for name, count in counts.items() if count is not None})
+        self.check(**{"episodes": self.episodes, "env-steps": self.env_steps})
         from pirl.envs.collecting import DatasetFormat, collect, open_log
         from pirl.envs.pools import open_pool
         from pirl.envs.rollouts import make_starts
 
-        self.tell_what_runs_say()
-        envs = self.at_a_time()
+        self.print_notes()
+        envs = self.num_envs()
         dataset_format = DatasetFormat(self.version, self.storage, self.codec)
-        settings = self.settings(self.policy) | asdict(dataset_format)
+        settings = self.describe(self.policy) | asdict(dataset_format)
         if self.policy != EXPERT:
-            settings["envs"] = envs  # gives the size of batches, which decides how a policy rounds
+            settings["envs"] = envs  # the batch size decides how a policy rounds
         log = open_log(self.out, settings, resume=self.resume)
-        episodes = self.episodes or self.env_steps  # no episode is without a step
-        assert episodes is not None
+        episodes = self.episodes or self.env_steps or 0  # every episode has at least one step
         if log.complete and (len(log.episodes) >= episodes or log.frames >= (self.env_steps or math.inf)):
             wanted = f"{self.episodes} episodes" if self.episodes else f"{self.env_steps} environment steps"
             print(f"all {wanted} are in {self.out} already")
@@ -77,22 +73,17 @@ class Collect(ActingInMany):
         done, begun = len(log.episodes), time.monotonic()
         with open_pool(self.env_config(), min(envs, episodes), timeout=self.timeout) as pool:
             starts = make_starts(pool.description, episodes, self.seed, self.task)
-            actor = self.actor(self.policy, pool.description, math.ceil(envs / pool.groups))
+            actor = self.load_policy(self.policy, pool.description, math.ceil(envs / pool.groups))
             if done:
                 print(f"{done} {f'of {self.episodes} ' if self.episodes else ''}episodes exist; continuing")
-            # With --env-steps alone, the number of episodes is not known beforehand.
-            bar = (
-                progress(max(0, episodes - done), f"collecting in {self.env_config().id}")
-                if self.episodes
-                else nullcontext()
-            )
-            with bar as advance:
+            total = max(0, self.episodes - done) if self.episodes else None
+            with progress(total, f"collecting in {self.env_config().id}") as advance:
                 log = collect(
                     pool,
                     actor,
                     starts,
                     self.out,
-                    execute_steps=self.executed_steps(),
+                    execute_steps=self.resolved.execute_steps,
                     settings=settings,
                     dataset_format=dataset_format,
                     env_steps=self.env_steps,
@@ -105,11 +96,10 @@ class Collect(ActingInMany):
     def _report(self, log: "CollectionLog", seconds: float) -> None:
         from pirl.envs.evaluation import Summary
 
-        summary = Summary.of(log.episodes)
         rows = [
             ("dataset", str(self.out)),
             ("episodes", f"{log.written:,} of {self.policy} in {self.env_config().id}"),
-            ("outcome", str(summary)),
+            ("outcome", str(Summary.of(log.episodes))),
             ("frames", f"{log.frames:,}"),
         ]
         rows += [("lost", f"start {one.index} (seed {one.seed}): {one.lost}") for one in log.episodes if one.lost][:5]

@@ -1,15 +1,12 @@
 """`pirl configs`: lists the presets, or shows one."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import tyro
 
-from pirl.cli.console import optional, show
+from pirl.cli.console import optional, show, table
 from pirl.errors import UserError, did_you_mean
-
-if TYPE_CHECKING:
-    from pirl.models.config import Pi0Config
 
 
 @dataclass(frozen=True)
@@ -22,7 +19,6 @@ class Configs:
     """The preset to show."""
 
     def run(self) -> int:
-        """Do it; the return value is the exit code."""
         if self.command == "show" and self.name is not None:
             return _show(self.name)
         if self.command == "list" and self.name is None:
@@ -35,24 +31,19 @@ class Configs:
 
 
 def _list() -> int:
-    from rich.table import Table
-
     from pirl.config import LEARNERS, get_preset, list_configs
 
-    table = Table("name", "learner", "model", "what it is for", box=None, pad_edge=False)
+    rows = []
     for name in list_configs():
         preset = get_preset(name)
         (learner,) = (learner for learner, kind in LEARNERS.items() if type(preset.config.agent) is kind)
-        table.add_row(name, learner, _model(preset.config.model), preset.summary)
-    show(table)
+        model = preset.config.model
+        size = "tiny " if model.language.width < 512 else ""
+        lora = ", LoRA" if model.language.has_lora or model.action_expert.has_lora else ""
+        rows.append((name, learner, f"{size}{'π₀.₅' if model.pi05 else 'π₀'}{lora}", preset.summary))
+    show(table(("name", "learner", "model", "what it is for"), rows))
     print("\npirl configs show NAME prints one; pirl train NAME --exp-name RUN trains it.")
     return 0
-
-
-def _model(model: "Pi0Config") -> str:
-    size = "tiny " if model.language.width < 512 else ""
-    lora = ", LoRA" if model.language.has_lora or model.action_expert.has_lora else ""
-    return f"{size}{'π₀.₅' if model.pi05 else 'π₀'}{lora}"
 
 
 def _show(name: str) -> int:

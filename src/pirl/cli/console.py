@@ -1,29 +1,42 @@
-"""What commands show and write: text for people, printed so that a reader that stops reading is handled in one place."""
+"""What commands print and write: tables, a progress bar, JSON, and how an option looks in the help."""
 
+import contextlib
+import itertools
+import json
 import os
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import tyro
 
 from pirl.errors import UserError
+from pirl.files import write_file, writing
 
-# Where nothing says how wide lines may be.
+if TYPE_CHECKING:
+    from pirl.envs.evaluation import EpisodeResult
+
 WIDE = 160
+"""Width of lines where there is no terminal."""
+STDOUT = Path("-")
+_json_stdout: ContextVar[TextIO] = ContextVar("json_stdout")
 
 
 def default(words: str, metavar: str | None = None) -> Any:
-    """How the help shows an option that may be left out: by what follows then, in words."""
+    """An option that may be left out; the help says in words what happens then."""
     return tyro.conf.arg(metavar=metavar, help_behavior_hint=f"(default: {words})")
 
 
 def optional(metavar: str) -> Any:
-    """How the help shows an option that may be left out, and nothing follows then."""
+    """An option that may be left out, without a default to show."""
     return tyro.conf.arg(metavar=metavar, help_behavior_hint="")
 
 
 def show(*parts: Any, width: int | None = None) -> None:
-    """Print tables and strings one below the other: as wide as told, as the terminal, or wide where there is none."""
+    """Print tables and strings one below the other, as wide as the terminal."""
     from rich.console import Console
 
     if width is None and not Console().is_terminal:
@@ -34,26 +47,107 @@ def show(*parts: Any, width: int | None = None) -> None:
     print(text.get(), end="")
 
 
-def facts(rows: list[tuple[str, str]]) -> Any:
-    """A table of names and what is said about them."""
+def table(headers: Sequence[str], rows: Iterable[Sequence[str]], *, left: int | None = None) -> Any:
+    """A table without lines. The first `left` columns are aligned to the left (none: all)."""
     from rich.table import Table
 
-    table = Table(show_header=False, box=None, pad_edge=False)
-    for name, value in rows:
-        table.add_row(name, value)
-    return table
+    columns = Table(box=None, pad_edge=False, show_header=any(headers))
+    for index, header in enumerate(headers):
+        columns.add_column(header, justify="left" if left is None or index < left else "right", overflow="fold")
+    for row in rows:
+        columns.add_row(*row)
+    return columns
+
+
+def facts(rows: Iterable[tuple[str, str]]) -> Any:
+    """A table of names and values."""
+    return table(("", ""), rows)
 
 
 def count(things: Any, name: str) -> str:
-    """How many, in words."""
+    """A number of things: 1 episode, 2 episodes."""
     return f"{len(things):,} {name}{'' if len(things) == 1 else 's'}"
 
 
 def check_writable(file: Path) -> None:
-    """Refuse a file that could not be written in the end, before the work that it is to hold."""
+    """Raise if a file could not be written, before the work that it is to hold."""
     if file.is_dir():
         raise UserError(f"{file} is a directory; name a file.")
     there = next(parent for parent in file.absolute().parents if parent.exists())
     if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
         why = "you may not write there" if there.is_dir() else "it is no directory"
         raise UserError(f"{file} cannot be written in {there}: {why}. Choose another place.")
+
+
+@contextlib.contextmanager
+def progress(total: int | None, what: str) -> "Iterator[Callable[[EpisodeResult], None]]":
+    """A progress bar with the success rate so far, if standard error is a terminal and the total is known."""
+    if total is None or not sys.stderr.isatty():
+        yield lambda result: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(what, total=total)
+        finished = successes = 0
+
+        def advance(result: "EpisodeResult") -> None:
+            nonlocal finished, successes
+            finished += result.lost is None
+            successes += result.success
+            rate = f", success {successes / finished:.0%}" if finished else ""
+            bar.update(task, advance=1, description=f"{what}{rate}")
+
+        yield advance
+
+
+@dataclass(frozen=True, kw_only=True)
+class WithJson:
+    """A command that can write its result as JSON."""
+
+    json: Annotated[Path | None, optional("[FILE]")] = None
+    """Also write the result as JSON: to FILE or, without one (or with -), to standard output.
+    Text output then goes to standard error."""
+
+    def check_json(self) -> None:
+        """Raise if the file could not be written."""
+        if self.json not in (None, STDOUT):
+            check_writable(self.json)
+
+    def write_json(self, content: Any, what: str) -> None:
+        """Write the result, if --json was given."""
+        if self.json is None:
+            return
+        text = json.dumps(content, indent=2) + "\n"
+        if self.json == STDOUT:
+            _json_stdout.get().write(text)
+            return
+        with writing(what, self.json.parent, "Choose another place."):
+            write_file(self.json, text)
+        print(f"written to {self.json}")
+
+
+def complete_json_flag(arguments: Sequence[str]) -> list[str]:
+    """The arguments with a `-` after a --json that no file follows, because the parser wants a value."""
+    completed: list[str] = []
+    for argument, following in itertools.pairwise([*arguments, "--"]):
+        completed.append(argument)
+        if argument == "--json" and following.startswith("--"):
+            completed.append(str(STDOUT))
+    return completed
+
+
+@contextlib.contextmanager
+def text_beside_json(command: Any) -> Iterator[None]:
+    """While a command writes JSON to standard output, its text output goes to standard error."""
+    if getattr(command, "json", None) != STDOUT:
+        yield
+        return
+    before = _json_stdout.set(sys.stdout)
+    try:
+        with contextlib.redirect_stdout(sys.stderr):
+            yield
+    finally:
+        _json_stdout.reset(before)

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
-from pirl.cli.console import default, facts, optional, show
-from pirl.cli.json_output import WithJson
+from pirl.cli.console import WithJson, default, facts, optional, show
 from pirl.errors import UserError
 from pirl.run_files import refuse_directory_of_runs
 from pirl.words import size

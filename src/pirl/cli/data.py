@@ -1,28 +1,26 @@
 """`pirl data`: inspects, validates and labels LeRobot datasets, computes statistics, manages the frame cache."""
 
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
-from pirl.cli.console import check_writable, count, default, facts, optional, show
-from pirl.cli.json_output import WithJson
-from pirl.cli.label import DatasetPath, DropEpisodes, LabelEpisodes
+from pirl.cli.console import WithJson, check_writable, count, default, facts, optional, show, table
 from pirl.errors import UserError
 from pirl.words import size
 
 if TYPE_CHECKING:
-    from pirl.data import OutcomeConfig
-    from pirl.data.frame_cache import CachedFrames
+    from pirl.data import Dataset, Label, OutcomeConfig
 
 _LONGEST_HORIZON = 10_000
+_DatasetPath = Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="DATASET")]
 
 
 @dataclass(frozen=True)
 class _WithOutcomes:
-    dataset: DatasetPath
+    dataset: _DatasetPath
     """Directory of a LeRobot dataset (v2.0, v2.1 or v3.0), or its hub id."""
     reward: Literal["sparse", "step_penalty", "raw"] = "sparse"
     """Reward used in training: 1 on success, -1 per step until success, or the reward column unchanged."""
@@ -49,8 +47,8 @@ class _WithOutcomes:
             success_threshold=self.success_threshold,
         )
 
-    def chosen(self) -> list[int] | None:
-        """The episodes that are named, if any are."""
+    def selected(self) -> list[int] | None:
+        """The episodes to look at (none: all)."""
         from pirl.data import parse_episodes
 
         return None if self.episodes is None else parse_episodes(self.episodes)
@@ -70,7 +68,6 @@ class Check(WithJson, _WithOutcomes):
     """Decode every video frame, not only the first of each episode."""
 
     def run(self) -> int:
-        """Do it; the return value is the exit code."""
         from pirl.data import check_dataset, load_robot
         from pirl.data.problems import format_problems
         from pirl.data.validate import skip_advice
@@ -78,7 +75,7 @@ class Check(WithJson, _WithOutcomes):
         self.check_json()
         robot = None if self.robot is None else load_robot(self.robot)
         usable, found = check_dataset(
-            self.dataset, self.outcomes(), robot=robot, episodes=self.chosen(), decode=self.decode
+            self.dataset, self.outcomes(), robot=robot, episodes=self.selected(), decode=self.decode
         )
         problems = [entry for entry in found if entry.severity == "problem"]
         notes = [entry for entry in found if entry.severity == "note"]
@@ -93,10 +90,8 @@ class Check(WithJson, _WithOutcomes):
         print(f"{self.dataset}{extent}: {count(problems, 'problem')}, {count(notes, 'note')}")
         if bad and usable is not None and all(entry.episode is not None for entry in problems):
             print(skip_advice(usable, bad))
-        kinds = {"problems": problems, "notes": notes}
-        self.write_json(
-            {kind: [entry.to_json() for entry in entries] for kind, entries in kinds.items()}, "the findings"
-        )
+        content = {"problems": [entry.to_json() for entry in problems], "notes": [entry.to_json() for entry in notes]}
+        self.write_json(content, "the findings")
         return 2 if problems else 0
 
 
@@ -108,26 +103,22 @@ class Info(WithJson, _WithOutcomes):
     """
 
     def run(self) -> int:
-        """Do it; the return value is the exit code."""
         from pirl.data import scan_episodes, summarize
 
         self.check_json()
-        summary = summarize(scan_episodes(self.dataset, self.chosen()), self.outcomes())
+        summary = summarize(scan_episodes(self.dataset, self.selected()), self.outcomes())
         rows = [
             ("dataset", summary["name"]),
             ("format", f"{summary['version']}, {summary['fps']:g} frames per second, robot {summary['robot_type']}"),
             ("episodes", f"{summary['episodes']:,}"),
             ("frames", f"{summary['frames']:,} ({summary['frames'] / summary['fps'] / 60:.1f} minutes)"),
         ]
-        outcome = summary["outcomes"]
+        outcome, rate = summary["outcomes"], "-"
         if outcome is None:
             rows.append(("success", f"unknown: {summary['outcome_problem']}"))
         else:
-            rate = (
-                f"{outcome['success']} of {outcome['known']} episodes ({outcome['rate']:.0%})"
-                if outcome["known"]
-                else "-"
-            )
+            if outcome["known"]:
+                rate = f"{outcome['success']} of {outcome['known']} episodes ({outcome['rate']:.0%})"
             rows.append(("success", f"{rate}; {outcome['timeouts']} timed out"))
         if human := summary["interventions"]:
             share = f"{human['frames']:,} frames in {human['episodes']:,} episodes"
@@ -136,8 +127,7 @@ class Info(WithJson, _WithOutcomes):
             rows.append(("camera", f"{camera['name']}  {camera['height']}×{camera['width']}  {camera['storage']}"))
         columns = (f"{column['name']} {column['dtype']}{column['shape']}" for column in summary["columns"])
         rows.append(("columns", ", ".join(columns)))
-        for task in summary["tasks"]:
-            rows.append(("task", f"{task['episodes']:>4} episodes  {task['task']}"))
+        rows += [("task", f"{task['episodes']:>4} episodes  {task['task']}") for task in summary["tasks"]]
         rows += [("not read", problem) for problem in summary["problems"]]
         histograms = [_bars("length", summary["lengths"])]
         if outcome is not None:
@@ -147,9 +137,19 @@ class Info(WithJson, _WithOutcomes):
         return 0
 
 
+def _bars(title: str, histogram: dict[str, Any], width: int = 40) -> str:
+    """A histogram in text."""
+    counts, edges = histogram["counts"], histogram["edges"]
+    lines = [f"{title}: {histogram['min']:.4g} to {histogram['max']:.4g}, mean {histogram['mean']:.4g}"]
+    for number, low, high in zip(counts, edges, edges[1:], strict=False):
+        bar = "█" * round(width * number / max(counts))
+        lines.append(f"  {low:>9.4g} … {high:<9.4g} {number:>6} {bar}")
+    return "\n".join(lines) + "\n"
+
+
 @dataclass(frozen=True)
 class Stats(_WithOutcomes):
-    """Compute normalisation statistics (z-score and exact quantiles) and write OpenPI's norm_stats.json.
+    """Compute normalization statistics (z-score and exact quantiles) and write OpenPI's norm_stats.json.
 
     They are over the samples that training sees: chunks of actions from every frame up to the end of its episode, which
     is where it succeeds.
@@ -164,9 +164,6 @@ class Stats(_WithOutcomes):
     """File to write."""
 
     def run(self) -> int:
-        """Do it; the return value is the exit code."""
-        from rich.table import Table
-
         from pirl.data import BrokenDatasetError, dataset_norm_stats, load_robot, scan_episodes
         from pirl.data.outcomes import try_outcomes
         from pirl.data.validate import leave_out, split_episodes
@@ -176,7 +173,7 @@ class Stats(_WithOutcomes):
             raise UserError(f"--horizon should be at least 1, and {_LONGEST_HORIZON:,} at most; it is {self.horizon}.")
         if self.output is not None:
             check_writable(self.output)
-        robot, dataset = load_robot(self.robot), scan_episodes(self.dataset, self.chosen())
+        robot, dataset = load_robot(self.robot), scan_episodes(self.dataset, self.selected())
         if broken := [entry for entry in dataset.problems if entry.severity == "problem" and entry.episode is None]:
             raise BrokenDatasetError(dataset.name, broken)
         cameras = [camera for camera in robot.cameras.values() if camera in dataset.cameras]
@@ -186,13 +183,13 @@ class Stats(_WithOutcomes):
         if found is None:
             print("how episodes ended is not known: all their frames count (pirl data check says more)")
         stats = dataset_norm_stats(dataset, robot, self.horizon, ends=None if found is None else found.ends)
-        table = Table("quantity", "dimension", "mean", "std", "q01", "q99", box=None, pad_edge=False)
+        rows = []
         for name, entry in stats.items():
             assert entry.q01 is not None
             assert entry.q99 is not None
             for dimension, values in enumerate(zip(entry.mean, entry.std, entry.q01, entry.q99, strict=True)):
-                table.add_row(name, str(dimension), *(f"{value:.5g}" for value in values))
-        show(table)
+                rows.append((name, str(dimension), *(f"{value:.5g}" for value in values)))
+        show(table(("quantity", "dimension", "mean", "std", "q01", "q99"), rows))
         if self.output is not None:
             write_norm_stats(self.output, stats)
             print(f"written to {self.output}")
@@ -207,25 +204,22 @@ class Cache:
     """Delete them all."""
 
     def run(self) -> int:
-        """Do it; the return value is the exit code."""
-        from rich.table import Table
-
         from pirl.data import delete_frame_cache, list_frame_caches
 
-        entries = list_frame_caches()
-        table = Table(
-            "dataset", "camera", "frames", "size", "kept as", "on disk", "last used", box=None, pad_edge=False
-        )
+        entries, rows = list_frame_caches(), []
         for entry in entries:
-            pixels, used = f"{entry.height}×{entry.width}", f"{entry.last_used:%Y-%m-%d %H:%M}"
-            kept = ("plain" if entry.compression == "none" else entry.compression) + (
-                "" if entry.complete else ", unfinished"
+            kept = "plain" if entry.compression == "none" else entry.compression
+            rows.append(
+                (
+                    *(entry.dataset, entry.camera, f"{entry.frames:,}", f"{entry.height}×{entry.width}"),
+                    f"{kept}{'' if entry.complete else ', unfinished'}",
+                    size(entry.bytes_on_disk),
+                    f"{entry.last_used:%Y-%m-%d %H:%M}",
+                )
             )
-            on_disk = size(entry.bytes_on_disk)
-            table.add_row(entry.dataset, entry.camera, f"{entry.frames:,}", pixels, kept, on_disk, used)
         if entries:
-            show(table)
-        print(_amount(entries))
+            show(table(("dataset", "camera", "frames", "size", "kept as", "on disk", "last used"), rows))
+        print(f"{count(entries, 'cache')}, {size(sum(entry.bytes_on_disk for entry in entries))}")
         if not self.clear or not entries:
             return 0
         deleted = []
@@ -235,12 +229,175 @@ class Cache:
                 deleted.append(entry)
             except UserError as error:
                 print(f"not deleted: {error}", file=sys.stderr)
-        print(f"deleted: {_amount(deleted)}")
+        print(f"deleted: {count(deleted, 'cache')}, {size(sum(entry.bytes_on_disk for entry in deleted))}")
         return 0 if len(deleted) == len(entries) else 2
 
 
-def _amount(caches: "list[CachedFrames]") -> str:
-    return f"{count(caches, 'cache')}, {size(sum(cache.bytes_on_disk for cache in caches))}"
+@dataclass(frozen=True)
+class LabelEpisodes:
+    """Label episodes as success or failure. Writes meta/pirl_labels.jsonl; the dataset itself is not changed.
+
+    Labels come from a CSV file (columns episode and success, reward or truncated), from lists of episodes or, without
+    either, from one question per episode. New labels replace old ones.
+    """
+
+    dataset: _DatasetPath
+    """Directory of a LeRobot dataset."""
+    csv: Annotated[Path | None, optional("FILE")] = None
+    """CSV file with a column episode and any of success, reward, truncated."""
+    success: Annotated[str | None, optional("EPISODES")] = None
+    """Successful episodes, such as 0,3,7-12; "rest" for all others."""
+    failure: Annotated[str | None, optional("EPISODES")] = None
+    """Failed episodes, in the same form."""
+    truncated: Annotated[str | None, optional("EPISODES")] = None
+    """Episodes that timed out. Episodes in the other lists that are not in this one count as terminated."""
+    ask_again: bool = False
+    """In interactive mode, also ask about labelled episodes."""
+
+    def run(self) -> int:
+        from pirl.data import read_csv, read_labels, scan_episodes
+
+        dataset = scan_episodes(self.dataset)  # episodes with problems do not keep the others from being labelled
+        old = read_labels(dataset.root)
+        by_flags = any(flag is not None for flag in (self.success, self.failure, self.truncated))
+        if self.csv is not None and by_flags:
+            raise UserError("give labels either with --csv or with --success, --failure and --truncated.")
+        if self.csv is not None:
+            return _save_labels(dataset, old, read_csv(self.csv))
+        if by_flags:
+            return _save_labels(dataset, old, self._labels_from_flags(dataset))
+        return self._ask(dataset, old)
+
+    def _labels_from_flags(self, dataset: "Dataset") -> "dict[int, Label]":
+        from pirl.data import Label, parse_episodes
+
+        everything = set(dataset.episode_ids.tolist())
+        named: dict[str, set[int]] = {"success": set(), "failure": set(), "truncated": set()}
+        for flag in named:
+            text = getattr(self, flag)
+            if text is None or (text == "rest" and flag != "truncated"):
+                continue
+            named[flag] = set(parse_episodes(text, max(everything)))
+            if not named[flag]:
+                raise UserError(f"--{flag} names no episodes; give a list such as 0,3,7-12.")
+        if self.success == self.failure == "rest":
+            raise UserError('only one of --success and --failure can be "rest".')
+        good, bad, timed_out = named["success"], named["failure"], named["truncated"]
+        if self.success == "rest":
+            good = everything - bad
+        if self.failure == "rest":
+            bad = everything - good
+        if both := sorted(good & bad):
+            raise UserError(f"episode {both[0]} cannot be both a success and a failure.")
+        return {
+            # Every label says whether the episode timed out, so that a wrong time-out can be taken back.
+            episode: Label(
+                episode, success=episode in good if episode in good | bad else None, truncated=episode in timed_out
+            )
+            for episode in sorted(good | bad | timed_out)
+        }
+
+    def _ask(self, dataset: "Dataset", old: "dict[int, Label]") -> int:
+        """Ask about each episode; answers are kept even if it is interrupted."""
+        from pirl.data import Label
+
+        answers: dict[int, Any] = {}
+        numbers = dataset.episode_ids.tolist()
+        position = {number: episode for episode, number in enumerate(numbers) if self.ask_again or number not in old}
+        if not position:
+            print(f"all {len(numbers)} episodes are labelled; --ask-again asks about them again")
+            return 0
+        print("y: success   n: failure   t: failure by timeout   enter: skip   q: stop")
+        try:
+            for number, episode in position.items():
+                task = dataset.rows.tasks[int(dataset.rows.task_of_row[dataset.starts[episode]])]
+                seconds = dataset.lengths[episode] / dataset.info.fps
+                answer = _answer(f"episode {number} ({seconds:.1f} s, {task!r}): success? ")
+                if answer == "q":
+                    break
+                if answer:
+                    answers[number] = Label(number, success=answer == "y", truncated=answer == "t")
+        except (EOFError, KeyboardInterrupt) as stop:
+            print()
+            if not answers and isinstance(stop, KeyboardInterrupt):
+                raise
+            if not answers:
+                raise UserError(
+                    "no answers on standard input, so nothing was written. Use --csv, or --success and --failure."
+                ) from None
+        if not answers:
+            print("no answers, so nothing was written")
+            return 0
+        return _save_labels(dataset, old, answers)
+
+
+def _answer(question: str) -> str:
+    if sys.stdin is None:  # closed before the program started
+        raise EOFError
+    while (answer := input(question).strip().lower()) not in ("y", "n", "t", "q", ""):
+        print("please answer y, n, t or q, or press enter to skip")
+    return answer
+
+
+def _save_labels(dataset: "Dataset", old: "dict[int, Label]", new: "dict[int, Label]") -> int:
+    from pirl.data import merge_labels, write_labels
+
+    lengths = dict(zip(dataset.episode_ids.tolist(), dataset.lengths.tolist(), strict=True))
+    if unknown := sorted(set(new) - set(lengths)):
+        raise UserError(
+            f"{dataset.name} has no episode {unknown[0]}; its episodes are {min(lengths)} to {max(lengths)}. "
+            "Nothing was written."
+        )
+    dated = [replace(label, length=lengths[episode]) for episode, label in new.items()]
+    merged = merge_labels(old, dated)
+    path = write_labels(dataset.root, merged)
+    print(f"{count(dated, 'label')} written to {path}; {count(merged, 'episode')} of {len(lengths)} labelled")
+    return 0
+
+
+@dataclass(frozen=True)
+class DropEpisodes:
+    """Leave episodes out of a dataset. Writes meta/pirl_dropped.txt; the dataset itself is not changed.
+
+    All commands of pirl then go by the others. LeRobot does not know the file: for a copy without the episodes, use its
+    own tools.
+    """
+
+    dataset: _DatasetPath
+    """Directory of a LeRobot dataset."""
+    episodes: Annotated[str | None, optional("EPISODES")] = None
+    """Episodes to leave out, such as 0,3,7-12."""
+    bad: bool = False
+    """Leave out all episodes in which pirl data check finds a problem."""
+    robot: Annotated[str | None, optional("NAME|FILE")] = None
+    """With --bad: the robot that is to be trained; what it does not use is not judged."""
+    restore: Annotated[str | None, optional("EPISODES")] = None
+    """Episodes to take back, or "all"."""
+
+    def run(self) -> int:
+        from pirl.data import OutcomeConfig, check_dataset, load_robot, parse_episodes
+        from pirl.data.labels import DROPPED_FILE, read_dropped, write_dropped
+        from pirl.data.lerobot.reader import scan_dataset
+        from pirl.data.problems import format_episodes
+
+        if self.episodes is None and self.restore is None and not self.bad:
+            raise UserError("say which episodes: --episodes 0,3,7-12, --bad, or --restore all.")
+        dataset = scan_dataset(self.dataset)
+        known = {*dataset.whole.episode_ids.tolist(), *dataset.listing.episodes}
+        dropped = read_dropped(dataset.root)
+        named = set(parse_episodes(self.episodes or "", max(known, default=0)))
+        if self.bad:
+            robot = None if self.robot is None else load_robot(self.robot)
+            _, found = check_dataset(self.dataset, OutcomeConfig(unlabelled="success"), robot=robot, decode=True)
+            named |= {entry.episode for entry in found if entry.severity == "problem" and entry.episode is not None}
+        restored = dropped if self.restore == "all" else set(parse_episodes(self.restore or ""))
+        left_out = (dropped | named) - restored
+        if not known - left_out:
+            raise UserError(f"no episode of {self.dataset} would be left. Nothing was written.")
+        write_dropped(dataset.root, left_out)
+        numbers = f" ({format_episodes(left_out)}), written to {dataset.root / DROPPED_FILE}" if left_out else ""
+        print(f"{count(left_out, 'episode')} of {len(known)} left out{numbers}")
+        return 0
 
 
 DATA_COMMANDS: dict[str, Any] = {
@@ -251,13 +408,3 @@ DATA_COMMANDS: dict[str, Any] = {
     "stats": Stats,
     "cache": Cache,
 }
-
-
-def _bars(title: str, histogram: dict[str, Any], width: int = 40) -> str:
-    """A histogram in text."""
-    counts, edges = histogram["counts"], histogram["edges"]
-    lines = [f"{title}: {histogram['min']:.4g} to {histogram['max']:.4g}, mean {histogram['mean']:.4g}"]
-    for number, low, high in zip(counts, edges, edges[1:], strict=False):
-        bar = "█" * round(width * number / max(counts))
-        lines.append(f"  {low:>9.4g} … {high:<9.4g} {number:>6} {bar}")
-    return "\n".join(lines) + "\n"

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
-from pirl.cli.console import default, facts, show
+from pirl.cli.console import default, facts, show, table
 from pirl.errors import UserError
 
 
@@ -40,7 +40,6 @@ class Demo:
     """Delete the demo in that directory and start over."""
 
     def run(self) -> int:
-        """Do it; the return value is the exit code."""
         for name, value in (("episodes", self.episodes), ("demonstrations", self.demonstrations)):
             if value is not None and value < 1:
                 raise UserError(f"--{name} should be at least 1; it is {value}.")
@@ -79,24 +78,21 @@ class Demo:
 
 
 def _table(results: Mapping[str, Any], baseline: str) -> Any:
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False)
-    table.add_column("policy")
-    for name in ("success", "95 % interval", "episodes", "policy updates", "env steps", f"against {baseline}", "p"):
-        table.add_column(name, justify="right")
-    table.add_column("what it is")
+    headers = ("policy", "success", "95 % interval", "episodes", "policy updates", "env steps", f"against {baseline}")
+    rows = []
     for result in (result for key, result in results.items() if key != "about"):
         paired = result.get("paired")
-        table.add_row(
-            result["name"],
-            f"{100 * result['success']:.1f} %",
-            f"[{100 * result['low']:.1f}, {100 * result['high']:.1f}]",
-            str(result["episodes"]),
-            f"{result['updates']:,}",
-            f"{result['env_steps']:,}" if result.get("env_steps") else "",
-            f"{100 * paired['difference']:+.1f}" if paired else "",
-            f"{paired['p_value']:.2g}" if paired else "",
-            result["description"],
+        rows.append(
+            (
+                result["name"],
+                f"{100 * result['success']:.1f} %",
+                f"[{100 * result['low']:.1f}, {100 * result['high']:.1f}]",
+                str(result["episodes"]),
+                f"{result['updates']:,}",
+                f"{result['env_steps']:,}" if result.get("env_steps") else "",
+                f"{100 * paired['difference']:+.1f}" if paired else "",
+                f"{paired['p_value']:.2g}" if paired else "",
+                result["description"],
+            )
         )
-    return table
+    return table((*headers, "p", "what it is"), rows, left=1)

@@ -8,8 +8,7 @@ from typing import Annotated
 
 import tyro
 
-from pirl.cli.console import show
-from pirl.cli.json_output import WithJson
+from pirl.cli.console import WithJson, show
 
 
 @dataclass(frozen=True, kw_only=True)

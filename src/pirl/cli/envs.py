@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
-from pirl.cli.acting import EXPERT, Acting, InEnvironment
-from pirl.cli.console import check_writable, default, facts, optional, show
+from pirl.cli.console import check_writable, default, facts, optional, show, table
+from pirl.cli.options import EXPERT, Acting, InEnvironment
 from pirl.errors import UserError
 
 if TYPE_CHECKING:
@@ -21,15 +21,10 @@ class ListEnvs:
     """List the environments and whether they are installed."""
 
     def run(self) -> int:
-        """Do it; the return value is the exit code."""
-        from rich.table import Table
-
         from pirl.envs.registry import list_envs
 
-        table = Table("name", "Gymnasium id", "installed", "what it is", box=None, pad_edge=False)
-        for entry in list_envs():
-            table.add_row(entry.alias, entry.id, _installed(entry), entry.summary)
-        show(table)
+        rows = [(entry.alias, entry.id, _installed(entry), entry.summary) for entry in list_envs()]
+        show(table(("name", "Gymnasium id", "installed", "what it is"), rows))
         print("\nAny other Gymnasium environment: --env.id my_package:MyEnv-v0 --env.adapter my_adapter.py:MyAdapter")
         return 0
 
@@ -42,27 +37,25 @@ class ShowEnv(InEnvironment):
     """Environment (same as --env)."""
 
     def run(self) -> int:
-        """Do it; the return value is the exit code."""
-        from rich.table import Table
-
         from pirl.envs.registry import EnvConfig, find_env_class, list_envs
 
         if self.env is not None and self.name not in (None, self.env):
             raise UserError(f"{self.name} and --env {self.env} are two different environments: leave one of them out.")
         asked = self.env_config()
         config = EnvConfig(self.name or asked.id, asked.adapter, asked.options)
-        find_env_class(config)  # an unknown name or option is said here
+        find_env_class(config)  # raises if the name or an option is unknown
         entry = next((entry for entry in list_envs() if config.id in (entry.alias, entry.id)), None)
         if entry is not None and config.adapter is None:
-            table = Table("option", "takes", "default", "description", box=None, pad_edge=False)
+            rows = []
             for option in entry.options:
                 default = "none" if option.default is None else str(option.default)
-                table.add_row(f"--env.{option.name.replace('_', '-')}", option.kind, default, option.help)
-            show(f"{entry.alias} ({entry.id}): {entry.summary}", "", table, "")
+                rows.append((f"--env.{option.name.replace('_', '-')}", option.kind, default, option.help))
+            options = table(("option", "takes", "default", "description"), rows)
+            show(f"{entry.alias} ({entry.id}): {entry.summary}", "", options, "")
             if (installed := _installed(entry)).startswith("no"):
                 print(f"installed: {installed}")
                 return 0
-        show(facts(_description(config)))
+        show(facts(_describe(config)))
         return 0
 
 
@@ -83,65 +76,60 @@ class Play(Acting):
 
     @property
     def policies(self) -> list[str]:
-        """Who acts."""
+        """The one policy."""
         return [self.checkpoint or EXPERT]
 
     def run(self) -> int:
-        """Do it; the return value is the exit code."""
         (policy,) = self.policies
         self.check(episodes=self.episodes, size=self.size)
-        film = self._film()
-        self.tell_what_runs_say()
+        video = self._video_file()
+        self.print_notes()
         from pirl.envs.evaluation import Summary
         from pirl.envs.playing import play
         from pirl.envs.registry import make_env, with_render_size
         from pirl.envs.rollouts import make_starts
         from pirl.envs.video import write_films
 
-        config = with_render_size(self.env_config(), self.size)
-        results, films = [], []
-        with contextlib.closing(make_env(config)) as env:
+        results, films, steps = [], [], self.resolved.execute_steps
+        with contextlib.closing(make_env(with_render_size(self.env_config(), self.size))) as env:
             description = env.describe()
-            actor = self.actor(policy, description, 1)
+            actor = self.load_policy(policy, description, 1)
             for index, start in enumerate(make_starts(description, self.episodes, self.seed, self.task)):
-                result, pictures = play(
-                    env, actor, start, execute_steps=self.executed_steps(), render=film is not None, index=index
-                )
+                result, film = play(env, actor, start, execute_steps=steps, render=video is not None, index=index)
                 results.append(result)
-                films += [] if pictures is None else [pictures]
+                films += [] if film is None else [film]
                 outcome = "success" if result.success else "failure" if result.terminated else "timeout"
                 print(f"seed {result.seed}: {outcome} after {result.length} steps: {result.prompt}")
         print(f"{policy}: {Summary.of(results)}")
-        if film is not None:
-            write_films(film, films, description.fps, side=self.size)
-            print(f"video: {film}")
+        if video is not None:
+            write_films(video, films, description.fps, side=self.size)
+            print(f"video: {video}")
         return 0
 
-    def _film(self) -> Path | None:
-        """Where the film goes, if there is to be one."""
+    def _video_file(self) -> Path | None:
         if self.render is None and self.out is None:
             return None
         from pirl.envs.video import film_format
 
         name = re.sub(r"\W+", "_", self.env_config().id).strip("_")
-        film = self.out or Path(f"{name}.{self.render}")
-        if film_format(film) != (self.render or film_format(film)):
-            raise UserError(f"--render {self.render} does not fit --out {film}: its name should end in .{self.render}.")
-        check_writable(film)
-        return film
+        file = self.out or Path(f"{name}.{self.render}")
+        if film_format(file) != (self.render or film_format(file)):
+            raise UserError(f"--render {self.render} does not fit --out {file}: its name should end in .{self.render}.")
+        check_writable(file)
+        return file
 
 
 ENVS_COMMANDS: dict[str, Any] = {"list": ListEnvs, "show": ShowEnv, "play": Play}
 
 
-def _description(config: "EnvConfig") -> list[tuple[str, str]]:
+def _describe(config: "EnvConfig") -> list[tuple[str, str]]:
     from pirl.envs.registry import make_env
 
     with contextlib.closing(make_env(config)) as env:
         description = env.describe()
-    robot = description.robot
-    cameras = ((name, "×".join(map(str, description.shapes[name][:2]))) for name in robot.cameras.values())
-    state = ", ".join(f"{name} [{', '.join(map(str, description.shapes[name]))}]" for name in robot.state)
+    robot, shapes = description.robot, description.shapes
+    cameras = ((name, "×".join(map(str, shapes[name][:2]))) for name in robot.cameras.values())
+    state = ", ".join(f"{name} [{', '.join(map(str, shapes[name]))}]" for name in robot.state)
     return [
         ("robot", robot.name),
         *(("camera", f"{name}  {size}") for name, size in cameras),
@@ -154,7 +142,7 @@ def _description(config: "EnvConfig") -> list[tuple[str, str]]:
 
 
 def _installed(entry: "EnvEntry") -> str:
-    """Whether every package of its extra is there, else how to get it."""
+    """Whether every package of its extra is installed, else how to install it."""
     if entry.extra is None:
         return "yes"
     from pirl.doctor import how_to_install, missing_packages

@@ -7,16 +7,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-from pirl.cli.acting import ActingInMany, progress
-from pirl.cli.console import check_writable, optional, show
-from pirl.cli.json_output import WithJson
+from pirl.cli.console import WithJson, check_writable, optional, progress, show, table
+from pirl.cli.options import ActingInMany
 from pirl.errors import UserError
 
 if TYPE_CHECKING:
     from pirl.envs.evaluation import Evaluation, Summary
 
-FILMED = 16
-"""Episodes of each policy in a mosaic."""
+_RECORDED = 16
+"""Episodes of each policy in the video."""
+_LISTED = 5
+"""Lost episodes that are listed one by one."""
 
 
 @dataclass(frozen=True)
@@ -38,11 +39,10 @@ class Evaluate(WithJson, ActingInMany):
 
     @property
     def policies(self) -> list[str]:
-        """Who acts."""
+        """One policy, or the two to compare."""
         return [self.checkpoint] if self.other is None else [self.checkpoint, self.other]
 
     def run(self) -> int:
-        """Do it; the return value is the exit code."""
         self.check(episodes=self.episodes)
         self.check_json()
         if self.video is not None:
@@ -50,12 +50,12 @@ class Evaluate(WithJson, ActingInMany):
 
             check_writable(self.video)
             film_format(self.video)
-        self.tell_what_runs_say()
+        self.print_notes()
         evaluations, fps = self._evaluate()
         for policy, evaluation in zip(self.policies, evaluations, strict=True):
             show(f"{policy} in {self.env_config().id}, seed {self.seed}", _table(evaluation), "")
             print(f"{policy}: {evaluation.summary()}")
-            _report_lost(evaluation)
+            _list_lost(evaluation)
             if self.other is not None:
                 print()
         content = evaluations[0].to_json()
@@ -72,7 +72,7 @@ class Evaluate(WithJson, ActingInMany):
             content = {"first": content, "second": evaluations[1].to_json(), "comparison": comparison.to_json()}
         self.write_json(content, "the result")
         if self.video is not None:
-            self._film(self.video, evaluations, fps)
+            _write_video(self.video, evaluations, fps)
         return 0
 
     def _evaluate(self) -> tuple[list["Evaluation"], int]:
@@ -80,69 +80,68 @@ class Evaluate(WithJson, ActingInMany):
         from pirl.envs.pools import open_pool
         from pirl.envs.rollouts import make_starts
 
-        evaluations, envs = [], self.at_a_time()
+        evaluations, envs = [], self.num_envs()
         with open_pool(self.env_config(), min(envs, self.episodes), timeout=self.timeout) as pool:
             if self.video is not None and not pool.description.robot.cameras:
                 raise UserError(f"{pool.description.name} has no camera, so --video has nothing to record.")
             starts = make_starts(pool.description, self.episodes, self.seed, self.task)
             for policy in self.policies:
-                # Batches of one size whatever the number of episodes: another one would round differently.
-                actor = self.actor(policy, pool.description, math.ceil(envs / pool.groups))
+                # The same batch size whatever the number of episodes: another one would round differently.
+                actor = self.load_policy(policy, pool.description, math.ceil(envs / pool.groups))
                 with progress(self.episodes, policy) as advance:
                     evaluation = evaluate(
                         pool,
                         actor,
                         starts,
-                        execute_steps=self.executed_steps(),
-                        settings=self.settings(policy) | {"episodes": self.episodes, "envs": envs},
-                        films=FILMED if self.video is not None else 0,
+                        execute_steps=self.resolved.execute_steps,
+                        settings=self.describe(policy) | {"episodes": self.episodes, "envs": envs},
+                        films=_RECORDED if self.video is not None else 0,
                         on_episode=advance,
                     )
                 evaluations.append(evaluation)
             return evaluations, pool.description.fps
 
-    def _film(self, path: Path, evaluations: list["Evaluation"], fps: int) -> None:
-        from pirl.envs.video import write_films
 
-        # The tiles of one start side by side, whatever the number of policies.
-        shown = [index for index in evaluations[0].films if all(index in one.films for one in evaluations)]
-        films = [evaluation.films[index] for index in shown for evaluation in evaluations]
-        if not films:
-            raise UserError("no episode started, so there is no video.")
-        write_films(path, films, fps, columns=4 if len(films) > 4 else len(films))
-        print(f"video of {len(shown)} episodes: {path}")
+def _write_video(path: Path, evaluations: list["Evaluation"], fps: int) -> None:
+    """Episodes side by side; those of two policies from one initial state are neighbors."""
+    from pirl.envs.video import write_films
+
+    shown = [index for index in evaluations[0].films if all(index in one.films for one in evaluations)]
+    films = [evaluation.films[index] for index in shown for evaluation in evaluations]
+    if not films:
+        raise UserError("no episode started, so there is no video.")
+    write_films(path, films, fps, columns=4 if len(films) > 4 else len(films))
+    print(f"video of {len(shown)} episodes: {path}")
 
 
 def _table(evaluation: "Evaluation") -> Any:
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False)
-    table.add_column("task")
-    for name in ("episodes", "success", "95 % interval", "return", "length", "length (success)", "lost"):
-        table.add_column(name, justify="right")
     tasks = evaluation.by_task()
-    for task, summary in tasks.items() if len(tasks) > 1 else ():
-        table.add_row(task, *_cells(summary))
-    table.add_row("all" if len(tasks) > 1 else next(iter(tasks)), *_cells(evaluation.summary()))
-    return table
+    rows = [[task, *_cells(summary)] for task, summary in tasks.items()] if len(tasks) > 1 else []
+    rows.append(["all" if rows else next(iter(tasks)), *_cells(evaluation.summary())])
+    headers = ("task", "episodes", "success", "95 % interval", "return", "length", "length (success)", "lost")
+    return table(headers, rows, left=1)
 
 
 def _cells(summary: "Summary") -> list[str]:
     low, high = summary.interval
+
+    def number(value: float | None, form: str) -> str:
+        return "-" if value is None else format(value, form)
+
     return [
         str(summary.episodes),
         "-" if summary.rate is None else f"{100 * summary.rate:.1f} %",
         "-" if summary.rate is None else f"[{100 * low:.1f}, {100 * high:.1f}]",
-        "-" if summary.mean_return is None else f"{summary.mean_return:.3f}",
-        "-" if summary.mean_length is None else f"{summary.mean_length:.1f}",
-        "-" if summary.mean_length_of_successes is None else f"{summary.mean_length_of_successes:.1f}",
+        number(summary.mean_return, ".3f"),
+        number(summary.mean_length, ".1f"),
+        number(summary.mean_length_of_successes, ".1f"),
         str(summary.lost),
     ]
 
 
-def _report_lost(evaluation: "Evaluation", most: int = 5) -> None:
+def _list_lost(evaluation: "Evaluation") -> None:
     lost = [result for result in evaluation.results if result.lost is not None]
-    for result in lost[:most]:
+    for result in lost[:_LISTED]:
         print(f"  lost: episode {result.index} ({result.task}, seed {result.seed}): {result.lost}")
-    if len(lost) > most:
-        print(f"  and {len(lost) - most} more")
+    if len(lost) > _LISTED:
+        print(f"  and {len(lost) - _LISTED} more")

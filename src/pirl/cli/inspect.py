@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-from pirl.cli.console import default, facts, optional, show
-from pirl.cli.json_output import WithJson
+from pirl.cli.console import WithJson, default, facts, optional, show, table
 from pirl.errors import UserError
 from pirl.words import size
 
@@ -47,7 +46,6 @@ class Inspect(WithJson):
     """Devices that share one copy of the parameters."""
 
     def run(self) -> int:
-        """Do it; the return value is the exit code."""
         compares = self.other is not None or self.other_step is not None or self.against is not None
         if self.depth < 1:
             raise UserError(f"--depth {self.depth} shows nothing: use 1 or more.")
@@ -100,7 +98,8 @@ class Inspect(WithJson):
         elsewhere = self.other is not None or self.other_step is not None
         second = open_state(self.other or self.run_directory, self.other_step) if elsewhere else first
         found = compare_states(first, second, depth=self.depth, of=self.of or "", against=self.against)
-        names = [f"{state.title}: {part}" if part else state.title for state, part in self._sides(first, second)]
+        sides = (first, self.of), (second, self.of if self.against is None else self.against)
+        names = [f"{state.title}: {part}" if part else state.title for state, part in sides]
         show(f"{names[0]}\nand {names[1]}", "", _difference_table(found))
         _list("only in the first", found.only_first)
         _list("only in the second", found.only_second)
@@ -114,25 +113,17 @@ class Inspect(WithJson):
             "other_shape": found.other_shape,
         }
 
-    def _sides(self, first: "SavedState", second: "SavedState") -> list[tuple["SavedState", str | None]]:
-        return [(first, self.of), (second, self.of if self.against is None else self.against)]
-
 
 def _table(parts: "list[Part]", layout: "Layout") -> Any:
-    from rich.table import Table
-
-    table = Table("subtree", "arrays", "shape", "numbers", "dtype", "bytes", box=None, pad_edge=False)
-    if layout.devices > 1:
-        table.add_column("sharded")
-        table.add_column("a device")
-    for column in table.columns[1:]:
-        column.justify = "right"
+    headers = ["subtree", "arrays", "shape", "numbers", "dtype", "bytes"]
+    headers += ["sharded", "a device"] if layout.devices > 1 else []
+    rows = []
     for part in parts:
         shape = "" if part.shape is None else "×".join(map(str, part.shape)) or "number"
         row = [part.name, str(part.leaves), shape, f"{part.parameters:,}", ", ".join(part.dtypes), size(part.bytes)]
-        lies = [f"{part.sharded} of {part.leaves}", size(part.bytes_per_device)] if layout.devices > 1 else []
-        table.add_row(*row, *lies)
-    return table
+        row += [f"{part.sharded} of {part.leaves}", size(part.bytes_per_device)] if layout.devices > 1 else []
+        rows.append(row)
+    return table(headers, rows, left=1)
 
 
 def _facts(state: "SavedState", layout: "Layout", parts: "list[Part]") -> list[tuple[str, str]]:
@@ -149,20 +140,15 @@ def _facts(state: "SavedState", layout: "Layout", parts: "list[Part]") -> list[t
 
 
 def _difference_table(found: "Comparison") -> Any:
-    from rich.table import Table
-
-    headers = ("subtree", "arrays", "differ", "max |Δ|", "‖Δ‖ / ‖second‖", "rms first", "rms second", "only in one")
-    table = Table(*headers, box=None, pad_edge=False)
-    for column in table.columns[1:]:
-        column.justify = "right"
+    rows = []
     for part in found.parts:
         first, second = (f"{value:.3g}" for value in part.root_mean_squares)
         compared = [f"{part.largest:.3g}", f"{part.relative:.3g}"] if part.leaves else ["", ""]
         alone = part.only_first + part.only_second
-        table.add_row(
-            part.name, str(part.leaves), str(part.differing), *compared, first, second, str(alone) if alone else ""
-        )
-    return table
+        counts = [str(part.leaves), str(part.differing)]
+        rows.append([part.name, *counts, *compared, first, second, str(alone) if alone else ""])
+    headers = ("subtree", "arrays", "differ", "max |Δ|", "‖Δ‖ / ‖second‖", "rms first", "rms second", "only in one")
+    return table(headers, rows, left=1)
 
 
 def _list(what: str, names: list[str]) -> None:

@@ -1,4 +1,4 @@
-"""The `pirl` command: picks the subcommand, and turns errors into messages and exit codes."""
+"""The `pirl` command: finds the subcommand, parses its options, and turns errors into messages and exit codes."""
 
 import sys
 
@@ -17,10 +17,9 @@ try:  # loading takes a moment, during which Ctrl-C should end quietly
     import tyro
 
     import pirl
-    from pirl.cli.acting import take_env_options
     from pirl.cli.collect import Collect
     from pirl.cli.configs import Configs
-    from pirl.cli.configured import take_settings
+    from pirl.cli.console import complete_json_flag, text_beside_json
     from pirl.cli.convert import Convert
     from pirl.cli.data import DATA_COMMANDS
     from pirl.cli.demo import Demo
@@ -28,7 +27,7 @@ try:  # loading takes a moment, during which Ctrl-C should end quietly
     from pirl.cli.envs import ENVS_COMMANDS
     from pirl.cli.evaluate import Evaluate
     from pirl.cli.inspect import Inspect
-    from pirl.cli.json_output import name_standard_output, people_beside_programs
+    from pirl.cli.options import Settings, take_env_options, take_settings
     from pirl.cli.plan import Plan
     from pirl.cli.report import Report
     from pirl.cli.sweep import Sweep
@@ -55,9 +54,9 @@ COMMANDS: dict[str, Any] = {
     "configs": Configs,
     "doctor": Doctor,
 }
-# Options that no parser can know beforehand, by the field that they go to.
-_OPEN_OPTIONS: dict[str, Callable[[Sequence[str], str, Any], tuple[list[str], tuple[tuple[str, str], ...]]]] = {
-    "env_options": lambda arguments, program, _: take_env_options(arguments, program),
+# Options that the parser cannot know, by the field that holds them.
+_OPEN_OPTIONS: dict[str, Callable[[Sequence[str], str, Any], tuple[list[str], Settings]]] = {
+    "env_options": take_env_options,
     "settings": take_settings,
 }
 _ABOUT = {
@@ -77,38 +76,38 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         sys.exit(0)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")  # a terminal that knows no × should still get the rest
+            stream.reconfigure(errors="replace")  # for terminals without ×
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s")
     if is_program:
-        sys.unraisablehook = _tell_unraisable
+        sys.unraisablehook = _report_unraisable
     try:
         command = _parse(arguments)
-        with people_beside_programs(command):
+        with text_beside_json(command):
             code = command.run()
         sys.stdout.flush()
-        sys.exit(code)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
-        sys.exit(error.exit_code)
+        code = error.exit_code
     except BrokenPipeError:
-        # The reader (head, less) has had enough; keep the interpreter from complaining about it at exit.
+        # The reader (head, less) has closed the pipe; the interpreter should not complain about it at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(0)
+        code = 0
     except OSError as error:
         print(f"error: {error.filename or 'system'}: {error.strerror or error}", file=sys.stderr)
-        sys.exit(2)
+        code = 2
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         if is_program and "jax" in sys.modules:
-            # The compiler goes on in its own threads, and does not survive the interpreter's end.
+            # XLA compiles in its own threads, which crash if the interpreter ends before them.
             sys.stdout.flush()
             sys.stderr.flush()
             os._exit(130)
-        sys.exit(130)
+        code = 130
+    sys.exit(code)
 
 
-def _tell_unraisable(what: Any) -> None:
-    """As ever, but for TensorStore's answers to those who have left: writes that went on after the first one failed."""
+def _report_unraisable(what: Any) -> None:
+    """Report as usual, except for TensorStore's writes that go on after the first one failed."""
     if not (isinstance(what.exc_value, RuntimeError) and str(what.exc_value) == "Event loop is closed"):
         sys.__unraisablehook__(what)
 
@@ -123,19 +122,31 @@ def _parse(arguments: Sequence[str], commands: dict[str, Any] = COMMANDS, progra
         return _parse(arguments[1:], command, f"{program} {arguments[0]}")
     if command is not None:
         return _parse_options(arguments[1:], command, f"{program} {arguments[0]}")
-    shown = {name: _stand_in(f"{program} {name}", entry) for name, entry in commands.items()}
-    tyro.extras.subcommand_cli_from_dict(shown, prog=program, description=_ABOUT[program], args=arguments)
-    raise AssertionError("without a command, the parser ends with the list of them")
+    listed = {name: _stand_in(f"{program} {name}", entry) for name, entry in commands.items()}
+    tyro.extras.subcommand_cli_from_dict(listed, prog=program, description=_ABOUT[program], args=arguments)
+    raise AssertionError("without a command, the parser prints the list of commands and exits")
+
+
+def _stand_in(program: str, entry: Any) -> Any:
+    """A command in the list of commands: the first paragraph of its help."""
+    about = _ABOUT[program] if isinstance(entry, dict) else inspect.cleandoc(entry.__doc__).split("\n\n")[0]
+    return dataclasses.make_dataclass("Entry", [], namespace={"__doc__": about.replace("\n", " ")})
 
 
 def _parse_options(arguments: Sequence[str], command: Any, program: str) -> Any:
-    taken: dict[str, tuple[tuple[str, str], ...]] = {}
+    taken: dict[str, Settings] = {}
     names = [field.name for field in dataclasses.fields(command)]
     if "json" in names:
-        arguments = name_standard_output(arguments)
-    for name in (name for name in names if name in _OPEN_OPTIONS):
-        arguments, taken[name] = _OPEN_OPTIONS[name](arguments, program, command)
-    _reject_unknown_flags(arguments, command, program)
+        arguments = complete_json_flag(arguments)
+    for name, take in _OPEN_OPTIONS.items():
+        if name in names:
+            arguments, taken[name] = take(arguments, program, command)
+    known = ["--help", *_flags(command)]
+    # The parser alone would take what follows a mistyped flag for an argument.
+    options = itertools.takewhile(lambda argument: argument != "--", arguments)
+    for flag in (argument.split("=")[0].replace("_", "-") for argument in options if argument.startswith("--")):
+        if flag not in known:
+            raise UserError(f"{program} has no option {flag}. {did_you_mean(flag, known)}See {program} --help.")
     complaint = io.StringIO()
     try:
         with contextlib.redirect_stderr(complaint):
@@ -147,9 +158,12 @@ def _parse_options(arguments: Sequence[str], command: Any, program: str) -> Any:
                 config=(tyro.conf.FlagCreatePairsOff,),
             )
     except SystemExit as end:
-        # What options themselves refuse is said in their own words, without the parser's names around it.
-        if (refusal := _refusal(end)) is not None:
-            raise refusal from None
+        # An error of a dataclass of options reads better without the parser's frame.
+        error: BaseException | None = end
+        while error is not None and not isinstance(error, UserError):
+            error = error.__context__
+        if error is not None:
+            raise error from None
         sys.stderr.write(complaint.getvalue())
         raise
     if unexpected:
@@ -157,8 +171,18 @@ def _parse_options(arguments: Sequence[str], command: Any, program: str) -> Any:
     return dataclasses.replace(parsed, **taken, **_expanded_paths(parsed))
 
 
+def _flags(command: Any, prefix: str = "--") -> Iterator[str]:
+    """The flags of a command; those of a group, such as the expert's, begin with its name."""
+    for field in dataclasses.fields(command):
+        name = f"{prefix}{field.name.replace('_', '-')}"
+        if dataclasses.is_dataclass(field.default_factory):
+            yield from _flags(field.default_factory, f"{name}.")
+        elif field.name not in _OPEN_OPTIONS:
+            yield name
+
+
 def _expanded_paths(parsed: Any) -> dict[str, Any]:
-    """Paths with `~` replaced by homes: in --json=~/result.json the shell leaves it as it is."""
+    """Paths with `~` replaced by homes: the shell leaves it as it is in --json=~/result.json."""
     expanded: dict[str, Any] = {}
     for field in dataclasses.fields(parsed):
         value = getattr(parsed, field.name)
@@ -169,29 +193,8 @@ def _expanded_paths(parsed: Any) -> dict[str, Any]:
     return expanded
 
 
-def _refusal(error: BaseException | None) -> UserError | None:
-    while error is not None and not isinstance(error, UserError):
-        error = error.__context__
-    return error
-
-
-def _stand_in(program: str, entry: Any) -> Any:
-    """What stands for a command, or for a group of them, in the list of commands: the first that is said about it."""
-    about = _ABOUT[program] if isinstance(entry, dict) else inspect.cleandoc(entry.__doc__).split("\n\n")[0]
-    return dataclasses.make_dataclass("Entry", [], namespace={"__doc__": about.replace("\n", " ")})
-
-
-def _reject_unknown_flags(arguments: Sequence[str], command: Any, program: str) -> None:
-    """Name a mistyped flag. The parser by itself would take what follows it as its value, and then miss an argument."""
-    known = ["--help", *_flags(command)]
-    options = itertools.takewhile(lambda argument: argument != "--", arguments)
-    for flag in (argument.split("=")[0].replace("_", "-") for argument in options if argument.startswith("--")):
-        if flag not in known:
-            raise UserError(f"{program} has no option {flag}. {did_you_mean(flag, known)}See {program} --help.")
-
-
 def _about_unexpected(words: Sequence[str], arguments: Sequence[str], command: Any, program: str) -> str:
-    """What to say of words that no option takes."""
+    """The message about words that no option takes."""
     from pirl.envs.known import KNOWN
 
     fields = {f"--{field.name.replace('_', '-')}": field for field in dataclasses.fields(command)}
@@ -202,16 +205,6 @@ def _about_unexpected(words: Sequence[str], arguments: Sequence[str], command: A
     elif "--env" in fields and words[0] in [known.alias for known in KNOWN]:
         hint = f"Did you mean --env {words[0]}? "
     return f"{program} does not expect {' '.join(words)!r}. {hint}See {program} --help."
-
-
-def _flags(command: Any, prefix: str = "--") -> Iterator[str]:
-    """The flags of a command; those of a group of options, such as the expert's, have its name before theirs."""
-    for field in dataclasses.fields(command):
-        name = f"{prefix}{field.name.replace('_', '-')}"
-        if dataclasses.is_dataclass(field.default_factory):
-            yield from _flags(field.default_factory, f"{name}.")
-        elif field.name not in _OPEN_OPTIONS:
-            yield name
 
 
 if __name__ == "__main__":

@@ -8,9 +8,8 @@ from typing import Annotated
 
 import tyro
 
-from pirl.cli.configured import Configured
-from pirl.cli.console import show
-from pirl.cli.json_output import WithJson
+from pirl.cli.console import WithJson, show
+from pirl.cli.options import Configured
 from pirl.errors import UserError
 
 

@@ -31,7 +31,6 @@ class Report:
     This loads the learner and starts its environment."""
 
     def run(self) -> int:
-        """Do it; the return value is the exit code."""
         if not self.runs:
             raise UserError("no run: pass at least one run directory, such as pirl report runs/mine.")
         from pirl.files import write_file, writing

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
-from pirl.cli.configured import SHORT_NAMES, Configured, checked_name
-from pirl.cli.console import default, facts, optional, show
+from pirl.cli.console import default, facts, optional, show, table
+from pirl.cli.options import SHORT_NAMES, Configured, checked_name
 from pirl.errors import UserError
 from pirl.files import expand_home
 
@@ -58,7 +58,6 @@ class Sweep(Configured):
     """Delete the sweep of that name and start over."""
 
     def run(self) -> int:
-        """Do it; the return value is the exit code."""
         name = checked_name(self.exp_name, resume=self.resume, overwrite=self.overwrite)
         if not self.knob:
             raise UserError("no knob: pass at least one, such as --knob agent.optimizer.peak-lr=1e-4,3e-4,1e-3.")
@@ -152,26 +151,19 @@ def _about(plan: "SweepPlan") -> list[tuple[str, str]]:
 
 
 def _table(plan: "SweepPlan", trials: Sequence["Trial"]) -> Any:
-    from rich.table import Table
-
     from pirl.sweep.page import what_became
     from pirl.sweep.trials import is_share
 
-    table = Table(box=None, pad_edge=False)
-    table.add_column("rank", justify="right")
-    for knob in plan.knobs:
-        table.add_column(knob.flag, justify="right", overflow="fold")
-    for name in (plan.unit, plan.metric):
-        table.add_column(name, justify="right")
-    table.add_column("result", overflow="fold")
-    table.add_column("run", overflow="fold")
+    rows = []
     for rank, trial in enumerate(trials, start=1):
-        table.add_row(
-            "–" if trial.state == "failed" else str(rank),
-            *(trial.setting[knob.name] for knob in plan.knobs),
-            "–" if trial.rung is None else f"{trial.rung:,}",
-            "–" if trial.last is None else trial.last.words(is_share(plan.metric)),
-            what_became(trial),
-            str(plan.run_of(trial)),
+        rows.append(
+            (
+                "–" if trial.state == "failed" else str(rank),
+                *(trial.setting[knob.name] for knob in plan.knobs),
+                "–" if trial.rung is None else f"{trial.rung:,}",
+                "–" if trial.last is None else trial.last.words(is_share(plan.metric)),
+                what_became(trial),
+                str(plan.run_of(trial)),
+            )
         )
-    return table
+    return table(("rank", *(knob.flag for knob in plan.knobs), plan.unit, plan.metric, "result", "run"), rows)

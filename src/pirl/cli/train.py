@@ -1,14 +1,13 @@
 """`pirl train`: checks a configuration and runs it."""
 
-import dataclasses
 import os
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from pirl.cli.configured import Configured, checked_name
 from pirl.cli.console import optional
+from pirl.cli.options import Configured, checked_name
 from pirl.errors import ConfigError, TrainingError, did_you_mean, in_one_line
 from pirl.files import expand_home
 from pirl.run_files import RunFiles, runs_in
@@ -38,15 +37,14 @@ class Train(Configured):
     """Delete the run of that name and start over."""
 
     def run(self) -> int:
-        """Do it; the return value is the exit code."""
         name = checked_name(self.exp_name, resume=self.resume, overwrite=self.overwrite, is_needed=not self.dry_run)
         config = self.resolve()
         from pirl.training.hosts import find_hosts
 
         hosts = find_hosts(config.hosts)
-        # Where it computes is no part of the run: whoever resumes it may be alone.
-        timeouts = dataclasses.replace(config.hosts, coordinator=None, processes=None, process_id=None)
-        config = dataclasses.replace(config, hosts=timeouts)
+        # The hosts are no part of the run: it may be resumed on others.
+        timeouts = replace(config.hosts, coordinator=None, processes=None, process_id=None)
+        config = replace(config, hosts=timeouts)
         if hosts is not None:
             from pirl.training.supervising import supervise
 
@@ -54,12 +52,11 @@ class Train(Configured):
         try:
             return self._train(config, name)
         except KeyboardInterrupt:
-            # The compiler goes on in its own threads, and does not survive the interpreter's end.
+            # XLA compiles in its own threads, which crash if the interpreter ends before them.
             print("interrupted", file=sys.stderr, flush=True)
             os._exit(130)
 
     def _train(self, config: "RLTrainConfig", name: str) -> int:
-        """On the devices that there are, now that all processes know of each other."""
         import jax
 
         from pirl.config import check_config
@@ -83,19 +80,17 @@ class Train(Configured):
             ) from error
 
     def resolve(self) -> "RLTrainConfig":
-        """The configuration that is meant; of a run that says itself what it is, where it was found."""
+        """The configuration; that of a run which is resumed by its name alone keeps the place where it was found."""
         config = super().resolve()
         if self.preset is None and self.config_file is None:
-            # It may have been begun elsewhere, where another run may be by now: the one that was looked at goes on.
-            config = dataclasses.replace(config, runs_dir=self._runs_dir())
+            config = replace(config, runs_dir=self._runs_dir())
         return config
 
     def _runs_dir(self) -> Path:
-        """Where runs are looked for by name alone."""
         return Path(dict(self.settings).get("runs_dir", "runs"))
 
-    def own_config(self) -> Path | None:
-        """What a run that is resumed was begun with."""
+    def default_config_file(self) -> Path | None:
+        """The configuration of the run to resume."""
         if not self.resume or self.exp_name is None:
             return None
         runs = expand_home(self._runs_dir())
