@@ -248,7 +248,7 @@ def test_caches_are_listed_and_cleared(run, tmp_path):
 
 def test_a_cache_that_is_being_built_is_told_and_the_others_deleted(run, tmp_path):
     from pirl.data import FrameCacheConfig, list_frame_caches, open_dataset, open_frames
-    from pirl.data.frame_cache import locked
+    from pirl.data.frame_store import locked
 
     built = build(tmp_path / "data")
     open_frames(open_dataset(built.root), list(built.cameras), FrameCacheConfig(16, 16), progress=False)

@@ -2,7 +2,6 @@
 
 import dataclasses
 import io
-import json
 import logging
 import os
 import shutil
@@ -21,31 +20,23 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pirl.data import frame_cache as cache_module
-from pirl.data.frame_cache import (
-    FrameCacheConfig,
-    StoreLayout,
-    StoreWriter,
-    delete_frame_cache,
-    file_digests,
-    list_frame_caches,
-    locked,
-    open_frames,
-)
+from pirl.data import frame_cache, frame_store
+from pirl.data.frame_cache import delete_frame_cache, list_frame_caches, open_frames
+from pirl.data.frame_store import FrameCacheConfig, file_digests, locked
 from pirl.data.images import resize_with_pad
-from pirl.errors import ConfigError, DataError
+from pirl.data.lerobot.reader import Dataset
+from pirl.errors import DataError
 
-GOLDEN_DATA = Path(__file__).resolve().parents[2].parent / "shared" / "golden_data"
 LENGTHS = [3, 7, 1, 5, 4, 6]
 
 
 @dataclasses.dataclass
-class FakeSource:
+class FakeSource(Dataset):
     """Noise that depends on the bytes of one file for each camera. Every decoded episode is noted in a log."""
 
     root: Path
     log: Path
-    lengths: np.ndarray
+    lengths: np.ndarray = None
     size: tuple[int, int] = (24, 32)
     name: str = "me/fake"
     starts: tuple = ((0, 0),)
@@ -58,7 +49,7 @@ class FakeSource:
         return [self.root / f"{'shared' if camera.startswith('shared') else camera.replace('/', '_')}.bin"]
 
     def places(self, camera):
-        return self.starts
+        return list(self.starts)
 
     def pixels(self, camera, episode):
         seed = [*self.source_files(camera)[0].read_bytes(), *camera.encode(), episode]
@@ -100,16 +91,16 @@ def entry_directories(root):
     return sorted(path for path in (root / "cache").iterdir() if path.is_dir())
 
 
-def run_elsewhere(root, statements, **options):
+def run_elsewhere(root, statements):
     """Start another process, with `source` and `config` as here."""
     program = f"""
 import logging, os, sys, time
 from pathlib import Path
 sys.path.insert(0, {str(Path(__file__).parent)!r})
 from test_frame_cache import *
-logging.basicConfig(level=logging.INFO, force=True)
 root = Path({str(root)!r})
-source = make_source(root, **{options!r})
+source = make_source(root)
+decode = source.decode
 {statements}
 """
     return subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
@@ -133,27 +124,20 @@ def wait_until(condition, seconds=300.0):
 # --- the same pixels, decoded once ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("compression", ["none", "png"])
-def test_every_frame_is_kept_as_it_was_and_decoded_once(tmp_path, compression):
+@pytest.mark.parametrize(("compression", "height", "width"), [("none", 24, 32), ("none", 16, 16), ("png", 48, 40)])
+def test_every_frame_is_kept_as_it_was_and_decoded_once(tmp_path, compression, height, width):
     source = make_source(tmp_path)
     for _ in range(2):
-        frames = open_frames(source, ["wrist", "top"], config(tmp_path, compression))
+        frames = open_frames(source, ["wrist", "top"], FrameCacheConfig(height, width, compression, tmp_path / "cache"))
         assert list(frames) == ["wrist", "top"]
         for camera, opened in frames.items():
-            assert opened.shape == (sum(LENGTHS), 24, 32, 3)
-            np.testing.assert_array_equal(read_all(opened), source.everything(camera))
+            assert opened.shape == (sum(LENGTHS), height, width, 3)
+            np.testing.assert_array_equal(read_all(opened), source.everything(camera, height, width))
     assert source.decoded == Counter(f"{camera} {episode}" for camera in ("top", "wrist") for episode in range(6))
 
 
-@pytest.mark.parametrize(("compression", "height", "width"), [("none", 16, 16), ("png", 48, 40)])
-def test_frames_of_another_size_are_resized_without_distortion(tmp_path, compression, height, width):
-    source = make_source(tmp_path)
-    frames = open_frames(source, ["top"], FrameCacheConfig(height, width, compression, tmp_path / "cache"))["top"]
-    np.testing.assert_array_equal(read_all(frames), source.everything("top", height, width))
-
-
-def test_jpeg_loses_little_and_keeps_sharp_colours(tmp_path):
-    """Averaging colours over 2 x 2 pixels, as JPEG usually does, would turn red beside blue into violet: off by 127."""
+def test_jpeg_loses_little_and_keeps_sharp_colors(tmp_path):
+    """Averaging colors over 2 x 2 pixels, as JPEG usually does, would turn red beside blue into violet: off by 127."""
     ramp = np.linspace(0, 255, 32).astype(np.uint8)
     smooth = np.stack([np.tile(ramp, (24, 1)), np.tile(ramp[::-1], (24, 1)), np.full((24, 32), 90, np.uint8)], -1)
     stripes = np.zeros((24, 32, 3), np.uint8)
@@ -166,40 +150,24 @@ def test_jpeg_loses_little_and_keeps_sharp_colours(tmp_path):
     assert error.max() < 25
 
 
-def test_cameras_that_share_their_files_are_kept_apart(tmp_path):
-    source = make_source(tmp_path, cameras=("shared left", "shared right"))
-    frames = open_frames(source, ["shared left", "shared right"], config(tmp_path))
-    for camera, opened in frames.items():
-        np.testing.assert_array_equal(read_all(opened), source.everything(camera))
-
-
 @pytest.fixture(scope="module", params=["none", "png", "jpeg"])
 def opened(request, tmp_path_factory):
     root = tmp_path_factory.mktemp("opened")
-    source = make_source(root)
-    frames = open_frames(source, ["top"], config(root, request.param, workers=2))["top"]
-    one_by_one = np.concatenate([frames.gather(np.array([row])) for row in range(frames.shape[0])])
-    if request.param != "jpeg":
-        np.testing.assert_array_equal(one_by_one, source.everything("top"))
-    return frames, one_by_one
+    frames = open_frames(make_source(root), ["top"], config(root, request.param, workers=2))["top"]
+    return frames, np.concatenate([frames.gather(np.array([row])) for row in range(frames.shape[0])])
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(rows=st.lists(st.integers(0, sum(LENGTHS) - 1), max_size=40), dtype=st.sampled_from([np.int32, np.int64]))
 def test_any_rows_in_any_order_are_gathered_as_from_an_array(opened, rows, dtype):
     frames, array = opened
-    rows = np.asarray(rows, dtype)
     for _ in range(2):
-        out = frames.gather(rows)
-        np.testing.assert_array_equal(out, array[rows])
+        out = frames.gather(np.asarray(rows, dtype))
+        np.testing.assert_array_equal(out, array[np.asarray(rows, dtype)])
         assert not len(rows) or out.ctypes.data % 64 == 0
         frames.release()
-
-
-@pytest.mark.parametrize("rows", [[-1], [sum(LENGTHS)], [0, 10**12]])
-def test_rows_that_do_not_exist_are_refused(opened, rows):
     with pytest.raises(IndexError, match=f"there are {sum(LENGTHS)} frames"):
-        opened[0].gather(np.asarray(rows))
+        frames.gather(np.asarray([*rows, sum(LENGTHS)], dtype))
 
 
 def test_released_memory_is_given_back_and_the_frames_are_not_lost(tmp_path):
@@ -225,25 +193,12 @@ def test_released_memory_is_given_back_and_the_frames_are_not_lost(tmp_path):
     np.testing.assert_array_equal(frames.gather(np.array([5]))[0], source.pixels("top", 0)[5])
 
 
-@pytest.mark.skipif(not GOLDEN_DATA.is_dir(), reason="needs ../shared/golden_data")
-@pytest.mark.parametrize("name", ["v21_image", "v30_video_multifile"])
-def test_a_lerobot_dataset_is_a_source(tmp_path, name):
-    from pirl.data.lerobot.reader import open_dataset
-
-    dataset = open_dataset(GOLDEN_DATA / name)
-    frames = open_frames(dataset, dataset.cameras, FrameCacheConfig(56, 56, directory=tmp_path))
-    for camera, cached in frames.items():
-        decoded = [frame for episode in range(len(dataset.lengths)) for frame in dataset.decode(camera, episode)]
-        np.testing.assert_array_equal(read_all(cached), resize_with_pad(np.stack(decoded), 56, 56))
-
-
 # --- interruptions ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("compression", ["none", "png"])
 def test_a_killed_build_goes_on_where_it_was(tmp_path, compression):
     dying = f"""
-decode = source.decode
 def dies_in_episode_3(camera, episode):
     for frame in decode(camera, episode):
         yield frame
@@ -255,9 +210,6 @@ open_frames(source, ["top"], config(root, {compression!r}, workers=1))
     source = make_source(tmp_path)
     assert run_elsewhere(tmp_path, dying).wait(300) == 9
     assert source.decoded == Counter(f"top {episode}" for episode in range(4))
-    # A kill can also tear the last record.
-    with (entry_directories(tmp_path)[0] / "finished.txt").open("ab") as journal:
-        journal.write(b"5 3")
     frames = open_frames(source, ["top"], config(tmp_path, compression))["top"]
     assert source.decoded == Counter({f"top {episode}": 1 + (episode == 3) for episode in range(6)})
     np.testing.assert_array_equal(read_all(frames), source.everything("top"))
@@ -277,12 +229,11 @@ def test_control_c_stops_at_once_and_loses_nothing_finished(tmp_path, request):
             yield from until_stopped(np.zeros((24, 32, 3), np.uint8), ran_out)
 
     source.decode = interrupting
-    with pytest.raises(KeyboardInterrupt):
-        open_frames(source, ["top"], config(tmp_path, workers=1))
+    for _ in range(2):
+        with pytest.raises(KeyboardInterrupt):
+            open_frames(source, ["top"], config(tmp_path, workers=1))
     assert not ran_out
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("frame-cache")]
-    with pytest.raises(KeyboardInterrupt):
-        open_frames(source, ["top"], config(tmp_path, workers=1))
     assert source.decoded == {"top 0": 1, "top 1": 1, "top 2": 2}
 
 
@@ -304,7 +255,6 @@ print(all((read_all(frames[camera]) == source.everything(camera)).all() for came
 
 def test_whoever_waits_for_a_build_takes_over_when_it_is_killed(tmp_path, caplog):
     build = """
-decode = source.decode
 def stuck_in_episode_2(camera, episode):
     yield from decode(camera, episode)
     if episode == 2:
@@ -322,7 +272,6 @@ open_frames(source, ["top"], config(root, workers=1))
         finally:
             builder.kill()
             builder.communicate()
-    assert builder.returncode == -signal.SIGKILL
     np.testing.assert_array_equal(read_all(waiting.result()["top"]), source.everything("top"))
     # All once, and again the one that was under way.
     assert source.decoded == Counter({f"top {episode}": 1 + (episode == 2) for episode in range(6)})
@@ -367,33 +316,33 @@ def test_a_changed_byte_makes_another_entry_even_under_an_old_time(tmp_path):
     np.testing.assert_array_equal(read_all(frames), source.everything("top"))
 
 
-def test_episodes_found_elsewhere_in_the_same_files_make_another_entry(tmp_path):
-    source = make_source(tmp_path)
-    open_frames(source, ["top"], config(tmp_path))
-    source.starts = ((0, 1),)
-    open_frames(source, ["top"], config(tmp_path))
-    assert len(entry_directories(tmp_path)) == 2
-
-
-def test_size_compression_and_lengths_make_other_entries(tmp_path):
-    source = make_source(tmp_path)
-    for height, width, compression in [(24, 32, "none"), (24, 16, "none"), (12, 32, "none"), (24, 32, "png")]:
-        open_frames(source, ["top"], FrameCacheConfig(height, width, compression, tmp_path / "cache"))
+def test_whatever_changes_the_frames_makes_another_entry(tmp_path):
+    source = make_source(tmp_path, cameras=("shared left", "shared right"))
+    for camera, height, width, compression in [
+        ("shared left", 24, 32, "none"),
+        ("shared right", 24, 32, "none"),
+        ("shared left", 24, 16, "none"),
+        ("shared left", 12, 32, "none"),
+        ("shared left", 24, 32, "png"),
+    ]:
+        frames = open_frames(source, [camera], FrameCacheConfig(height, width, compression, tmp_path / "cache"))
+        np.testing.assert_array_equal(read_all(frames[camera]), source.everything(camera, height, width))
     source.lengths = source.lengths[::-1].copy()
-    open_frames(source, ["top"], config(tmp_path))
-    assert len(entry_directories(tmp_path)) == 5
+    open_frames(source, ["shared left"], config(tmp_path))
+    source.starts = ((0, 1),)
+    open_frames(source, ["shared left"], config(tmp_path))
+    assert len(entry_directories(tmp_path)) == 7
 
 
-def test_a_moved_or_copied_dataset_is_recognised(tmp_path):
+def test_a_moved_or_copied_dataset_is_recognized(tmp_path):
     source = make_source(tmp_path)
     open_frames(source, ["top"], config(tmp_path))
     before = source.decoded
     moved = dataclasses.replace(source, root=tmp_path / "elsewhere", name="other/name")
     shutil.copytree(source.root, moved.root)
     shutil.rmtree(source.root)
-    np.testing.assert_array_equal(
-        read_all(open_frames(moved, ["top"], config(tmp_path))["top"]), moved.everything("top")
-    )
+    frames = open_frames(moved, ["top"], config(tmp_path))["top"]
+    np.testing.assert_array_equal(read_all(frames), moved.everything("top"))
     assert moved.decoded == before
 
 
@@ -413,42 +362,32 @@ def test_a_dataset_that_changes_under_the_build_is_not_kept(tmp_path):
 
 
 def test_digests_are_remembered_until_the_file_is_touched(tmp_path, monkeypatch):
-    read = []
-    digest = cache_module._digest
-    monkeypatch.setattr(cache_module, "_digest", lambda file: (read.append(file.name), digest(file))[1])
-    monkeypatch.setattr(cache_module, "_SETTLED_NANOSECONDS", -(10**12))
-    files = [tmp_path / "a", tmp_path / "b"]
+    read, digest = [], frame_store._digest
+    monkeypatch.setattr(frame_store, "_digest", lambda file: (read.append(Path(file).name), digest(file))[1])
+    files, memory = [tmp_path / "a", tmp_path / "b"], tmp_path / "memory.json"
     for file in files:
         file.write_bytes(file.name.encode())
     expected = [
         "ca978112ca1bbdcafac231b39a23dc4da786eff8147c4e72b9807785afee48bb",
         "3e23e8160039594a33894f6564e1b1348bbd7a0088d42c4acb73eeaed59c009d",
     ]
-    memory = tmp_path / "memory.json"
+    # Files written just now are read again: their next change may fall into the same tick of the clock.
     assert file_digests(files, memory) == file_digests(files, memory) == expected
-    assert read == ["a", "b"]
+    assert sorted(read) == ["a", "a", "b", "b"]
+    read.clear()
+    monkeypatch.setattr(frame_store, "_SETTLED_NANOSECONDS", -(10**12))
+    assert file_digests(files, memory) == file_digests(files, memory) == expected
+    assert sorted(read) == ["a", "b"]
     files[1].rename(tmp_path / "kept")
     (tmp_path / "kept").rename(files[1])
     assert file_digests(files, memory) == expected
-    assert read == ["a", "b", "b"]
-    for damage in [
-        '{"a": [[], "x"]}',
-        "[1, 2]",
-        '{"truncat',
-        "\x00" * 20,
-        json.dumps({str(files[0]): [[1, 2, 3, "x"], 1]}),
-    ]:
+    assert sorted(read) == ["a", "b", "b"]
+    for damage in ["[1, 2]", '{"truncat', "\x00" * 20]:
         memory.write_text(damage)
         assert file_digests(files, memory) == expected
-
-
-def test_a_file_written_just_now_is_read_again(tmp_path, monkeypatch):
-    """Its next change may fall into the same tick of the clock, and would not show."""
-    (tmp_path / "a").write_bytes(b"a")
-    a_second_later = (tmp_path / "a").stat().st_mtime_ns + 10**9
-    monkeypatch.setattr(time, "time_ns", lambda: a_second_later)
-    file_digests([tmp_path / "a"], tmp_path / "memory.json")
-    assert str(tmp_path / "a") not in (tmp_path / "memory.json").read_text()
+    files[0].unlink()
+    with pytest.raises(DataError, match="a cannot be read: No such file"):
+        file_digests(files, memory)
 
 
 # --- damage and deletion ----------------------------------------------------------------------------------------------
@@ -459,12 +398,12 @@ def test_a_file_written_just_now_is_read_again(tmp_path, monkeypatch):
     [
         ("none", "frames.bin", -1),
         ("none", "frames.bin", 16),
+        ("none", "about.json", -1),
         ("png", "frames.bin", -1),
         ("png", "index.bin", -1),
-        ("png", "index.bin", 16),
     ],
 )
-def test_a_data_file_of_the_wrong_size_is_replaced(tmp_path, compression, file, change):
+def test_a_file_of_the_wrong_size_is_replaced(tmp_path, compression, file, change):
     source = make_source(tmp_path)
     open_frames(source, ["top"], config(tmp_path, compression))
     damaged = entry_directories(tmp_path)[0] / file
@@ -474,17 +413,6 @@ def test_a_data_file_of_the_wrong_size_is_replaced(tmp_path, compression, file, 
         np.testing.assert_array_equal(read_all(frames), source.everything("top"))
         # Written over, it would change under those who read it.
         assert not os.path.samestat(os.fstat(held.fileno()), damaged.stat())
-
-
-@pytest.mark.parametrize("content", ["", "{", "[]", '{"complete": true}'])
-def test_a_damaged_description_costs_no_decoding(tmp_path, content):
-    source = make_source(tmp_path)
-    open_frames(source, ["top"], config(tmp_path))
-    (entry_directories(tmp_path)[0] / "about.json").write_text(content)
-    before = source.decoded
-    frames = open_frames(source, ["top"], config(tmp_path))["top"]
-    assert source.decoded == before
-    np.testing.assert_array_equal(read_all(frames), source.everything("top"))
 
 
 def test_a_damaged_picture_is_named(tmp_path):
@@ -505,37 +433,38 @@ def test_deleting_the_cache_leaves_readers_alone_and_it_is_built_again(tmp_path,
     assert source.decoded["top 0"] == 2
     for frames in (reading, again):
         np.testing.assert_array_equal(read_all(frames), source.everything("top"))
-        frames.close()
 
 
 def test_a_cache_deleted_while_it_is_built_is_not_taken_for_complete(tmp_path):
     """Above all not if another process has begun to build it anew: its frames have the right size, but are still zero."""
     source = make_source(tmp_path)
-    decode, begun = source.decode, []
+    decode = source.decode
 
     def deleting(camera, episode):
         yield from decode(camera, episode)
         if episode == 4:
             (directory,) = entry_directories(tmp_path)
             shutil.rmtree(tmp_path / "cache")
-            begun.append(StoreWriter(directory, StoreLayout(source.lengths, 24, 32, "none"), {"dataset": "anew"}))
+            directory.mkdir(parents=True)
+            with frame_store.CacheEntry(source, "top", config(tmp_path)).writing():
+                pass
 
     source.decode = deleting
     with pytest.raises(DataError, match="deleted while it was built"):
         open_frames(source, ["top"], config(tmp_path, workers=1))
-    assert [(entry.dataset, entry.complete) for entry in list_frame_caches(tmp_path / "cache")] == [("anew", False)]
-    begun[0].close()
     source.decode = decode
     frames = open_frames(source, ["top"], config(tmp_path))["top"]
     np.testing.assert_array_equal(read_all(frames), source.everything("top"))
 
 
-def test_entries_are_listed_and_deleted(tmp_path):
+def test_entries_are_listed_by_last_use_and_deleted(tmp_path):
     source = make_source(tmp_path)
     reading = open_frames(source, ["top", "wrist"], config(tmp_path))
     (tmp_path / "cache" / "something else").mkdir()
     (tmp_path / "cache" / ("link-" + "0" * 32)).symlink_to(tmp_path / "dataset")
-    os.utime(next((tmp_path / "cache").glob("wrist-*")) / "about.json", (1e9, 1e9))
+    for directory in entry_directories(tmp_path)[-2:]:
+        os.utime(directory / "about.json", (1e9, 1e9))
+    open_frames(source, ["top"], config(tmp_path))  # using an entry is noted
     entries = list_frame_caches(tmp_path / "cache")
     assert [(entry.dataset, entry.camera, entry.frames, entry.complete) for entry in entries] == [
         ("me/fake", "wrist", sum(LENGTHS), True),
@@ -553,14 +482,6 @@ def test_entries_are_listed_and_deleted(tmp_path):
     assert list_frame_caches(tmp_path / "nothing here") == []
 
 
-def test_using_an_entry_is_noted(tmp_path):
-    source = make_source(tmp_path)
-    open_frames(source, ["top"], config(tmp_path))
-    os.utime(entry_directories(tmp_path)[0] / "about.json", (1e9, 1e9))
-    open_frames(source, ["top"], config(tmp_path))
-    assert list_frame_caches(tmp_path / "cache")[0].last_used.year > 2001
-
-
 # --- what is refused, and what is said --------------------------------------------------------------------------------
 
 
@@ -575,27 +496,30 @@ def test_a_wrong_number_of_frames_is_named_and_never_kept(tmp_path, got):
             open_frames(source, ["top"], config(tmp_path))
 
 
-def test_an_error_of_the_source_ends_the_build(tmp_path):
+@pytest.mark.parametrize("find_all", [False, True])
+def test_an_error_of_the_source_ends_the_build_at_once_or_after_the_others(tmp_path, find_all):
     source = make_source(tmp_path)
     decode, ran_out = source.decode, []
 
     def failing(camera, episode):
-        if episode == 3:
-            raise DataError("video 3 is broken")
+        if episode in (1, 3):
+            raise DataError(f"video {episode} is broken")
         yield from decode(camera, episode)
-        if episode > 3:
+        if episode > 3 and not find_all:
             yield from until_stopped(np.zeros((24, 32, 3), np.uint8), ran_out)
 
     source.decode = failing
-    with pytest.raises(DataError, match="video 3 is broken"):
-        open_frames(source, ["top"], config(tmp_path, workers=2))
+    with pytest.raises(DataError, match="video 1 is broken") as caught:
+        open_frames(source, ["top"], config(tmp_path, workers=1), find_all_damage=find_all)
+    assert ("video 3 is broken" in str(caught.value)) == find_all
     assert not ran_out
-    assert not list_frame_caches(tmp_path / "cache")[0].complete
+    (entry,) = list_frame_caches(tmp_path / "cache")
+    assert not entry.complete
 
 
 @pytest.mark.parametrize("progress", [True, False])
-def test_what_will_be_written_is_announced(tmp_path, caplog, capsys, progress):
-    """For people on the screen, without any setting of logging; for programs in the log."""
+def test_what_is_written_is_announced_on_the_screen_or_in_the_log(tmp_path, caplog, capsys, monkeypatch, progress):
+    monkeypatch.setattr(frame_cache, "_SECONDS_BETWEEN_LOG_LINES", 0.0)
     with caplog.at_level(logging.INFO):
         open_frames(make_source(tmp_path), ["top", "wrist"], config(tmp_path), progress=progress)
     screen = capsys.readouterr().err
@@ -603,23 +527,8 @@ def test_what_will_be_written_is_announced(tmp_path, caplog, capsys, progress):
     size = 2 * sum(LENGTHS) * 24 * 32 * 3 / 2**10
     said = f"frame cache for me/fake: 2 cameras x 26 frames at 24x32 = {size:.1f} KiB in {tmp_path / 'cache'} ("
     assert said in told
-    assert "GiB free" in told
     assert said not in other
-
-
-def test_progress_is_logged_where_there_is_no_terminal(tmp_path, caplog, monkeypatch):
-    monkeypatch.setattr(cache_module, "_SECONDS_BETWEEN_LOG_LINES", 0.0)
-    with caplog.at_level(logging.INFO):
-        open_frames(make_source(tmp_path), ["top", "wrist"], config(tmp_path))
-    assert "me/fake: 52 of 52 frames" in caplog.text
-
-
-def test_what_only_linux_has_is_not_needed(tmp_path, monkeypatch):
-    for name in ("sched_getaffinity", "posix_fadvise", "posix_fallocate"):
-        monkeypatch.delattr(os, name, raising=False)
-    source = make_source(tmp_path)
-    frames = open_frames(source, ["top"], config(tmp_path))["top"]
-    np.testing.assert_array_equal(read_all(frames), source.everything("top"))
+    assert ("me/fake: 52 of 52 frames" in caplog.text) == progress
 
 
 def test_a_terminal_shows_a_bar(tmp_path, monkeypatch):
@@ -629,11 +538,8 @@ def test_a_terminal_shows_a_bar(tmp_path, monkeypatch):
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", "120")
     open_frames(make_source(tmp_path), ["top"], config(tmp_path))
-    for part in ("decoding me/fake", "26/26", "frames/s"):
-        assert part in screen.getvalue()
-    size = len(screen.getvalue())
-    open_frames(make_source(tmp_path), ["wrist"], config(tmp_path), progress=False)
-    assert len(screen.getvalue()) == size
+    assert "decoding me/fake" in screen.getvalue()
+    assert "26/26" in screen.getvalue()
 
 
 def test_a_full_disk_is_noticed_before_anything_is_decoded(tmp_path, monkeypatch):
@@ -647,45 +553,33 @@ def test_a_full_disk_is_noticed_before_anything_is_decoded(tmp_path, monkeypatch
     open_frames(source, ["top"], config(tmp_path, "jpeg"))
 
 
-def test_a_disk_that_fills_up_on_the_way_is_named(tmp_path, monkeypatch):
+def test_a_cache_that_cannot_be_written_is_named(tmp_path, monkeypatch):
     def full(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(os, "pwrite", full)
-    with pytest.raises(DataError, match="cannot be written in .*cache.*: No space left on device.*PIRL_CACHE"):
-        open_frames(make_source(tmp_path), ["top"], config(tmp_path))
-
-
-def test_a_directory_that_cannot_be_made_is_named(tmp_path):
     source = make_source(tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pwrite", full)
+        with pytest.raises(DataError, match="cannot be written in .*cache.*: No space left on device.*PIRL_CACHE"):
+            open_frames(source, ["top"], config(tmp_path))
+    shutil.rmtree(tmp_path / "cache")
     (tmp_path / "cache").write_text("a file in the way")
     with pytest.raises(DataError, match="frame cache cannot be written in .*cache"):
         open_frames(source, ["top"], config(tmp_path))
 
 
-def test_a_source_file_that_is_gone_is_named(tmp_path):
-    source = make_source(tmp_path)
-    source.source_files("top")[0].unlink()
-    with pytest.raises(DataError, match=r"top\.bin cannot be read: No such file"):
-        open_frames(source, ["top"], config(tmp_path))
-
-
-def test_names_in_the_dataset_cannot_lead_out_of_the_cache(tmp_path):
+def test_names_in_the_dataset_cannot_lead_out_of_the_cache(tmp_path, monkeypatch):
     cameras = ["../../out", "..", "a/b", "a_b", "", "ü" * 300, ".hidden\n"]
     source = make_source(tmp_path, cameras=())
     source.source_files = lambda camera: [tmp_path / "dataset" / "file"]
     (tmp_path / "dataset" / "file").write_bytes(b"content")
-    frames = open_frames(source, cameras, config(tmp_path))
+    monkeypatch.setenv("PIRL_CACHE", str(tmp_path / "cache"))
+    frames = open_frames(source, cameras, FrameCacheConfig(24, 32))
     for camera in cameras:
         np.testing.assert_array_equal(read_all(frames[camera]), source.everything(camera))
     assert {path.name for path in tmp_path.iterdir()} == {"cache", "dataset", "decoded.log"}
-    assert len(entry_directories(tmp_path)) == len(cameras) == len(list_frame_caches(tmp_path / "cache"))
-
-
-def test_the_cache_is_where_the_environment_says(tmp_path, monkeypatch):
-    monkeypatch.setenv("PIRL_CACHE", str(tmp_path / "disk"))
-    open_frames(make_source(tmp_path), ["top"], FrameCacheConfig(8, 8))
-    assert [entry.directory.parent for entry in list_frame_caches()] == [tmp_path / "disk" / "frames"]
+    assert {entry.directory.parent for entry in list_frame_caches()} == {tmp_path / "cache" / "frames"}
+    assert len(list_frame_caches()) == len(cameras)
 
 
 def test_a_dataset_without_frames_is_refused(tmp_path):
@@ -693,10 +587,3 @@ def test_a_dataset_without_frames_is_refused(tmp_path):
     source.lengths = np.zeros(3, np.int64)
     with pytest.raises(DataError, match="me/fake has no frames"):
         open_frames(source, ["top"], config(tmp_path))
-
-
-@pytest.mark.usefixtures("unchecked_signatures")
-@pytest.mark.parametrize("options", [{"height": 0}, {"width": -1}, {"compression": "webp"}, {"workers": 0}])
-def test_settings_that_cannot_work_are_refused(options):
-    with pytest.raises(ConfigError):
-        FrameCacheConfig(**({"height": 8, "width": 8} | options))
