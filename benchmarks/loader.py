@@ -22,7 +22,7 @@ import jax
 import numpy as np
 
 from pirl.data import (
-    AnchorStream,
+    ChunkIndexSampler,
     ChunkSampler,
     ChunkShape,
     Dataset,
@@ -115,7 +115,7 @@ def write(root: Path, episodes: int, length: int = 150) -> None:
 
 def sampler(trajectories: Trajectories, io: PolicyIO, horizon: int, pool: int | None, batch_size: int) -> ChunkSampler:
     """pirl's batches."""
-    stream = AnchorStream(trajectories, seed=0, episodes_per_memory_pool=pool)
+    stream = ChunkIndexSampler(trajectories, seed=0, episodes_per_memory_pool=pool)
     source = DatasetSource(trajectories, stream, io)
     return ChunkSampler([source], batch_size=batch_size, shape=ChunkShape(horizon))
 

@@ -22,8 +22,8 @@ import numpy as np
 
 from loader import MODEL, ROBOT, write
 from pirl.data import (
-    AnchorStream,
     ChunkBatch,
+    ChunkIndexSampler,
     ChunkSampler,
     ChunkShape,
     DatasetSource,
@@ -45,10 +45,10 @@ class RecordedSource(DatasetSource):
 
     rows: list[int]
 
-    def cut(self, position: int, count: int, shape: ChunkShape) -> ChunkBatch:
+    def gather(self, position: int, count: int, shape: ChunkShape) -> ChunkBatch:
         """The next samples of the stream."""
-        self.rows += self.stream.take(position, count).tolist()
-        return super().cut(position, count, shape)
+        self.rows += self.indices.take(position, count).tolist()
+        return super().gather(position, count, shape)
 
 
 def main() -> None:
@@ -126,7 +126,7 @@ def open_source(data: Path) -> RecordedSource:
     cache = FrameCacheConfig(*MODEL.image_resolution)
     trajectories = load_trajectories(dataset, ROBOT, MODEL, frame_cache=cache, progress=False)
     io = PolicyIO(ROBOT, MODEL, dataset_norm_stats(dataset, ROBOT, HORIZON), Tokenizer.for_model(MODEL))
-    source = RecordedSource(trajectories, AnchorStream(trajectories, seed=0), io)
+    source = RecordedSource(trajectories, ChunkIndexSampler(trajectories, seed=0), io)
     source.rows = []
     return source
 
@@ -140,7 +140,7 @@ def serve(data: Path, index: int, count: int) -> None:
     )
     with Loader(shares, prefetch=0) as batches:
         # Of one epoch, in which no row comes twice; as many rows for one process as for two.
-        for _ in range(source.stream.size // (2 * SHARE) * 2 // count):
+        for _ in range(source.indices.size // (2 * SHARE) * 2 // count):
             next(batches)
         print(json.dumps(source.rows), flush=True)
         while line := sys.stdin.readline().strip():

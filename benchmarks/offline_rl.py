@@ -390,9 +390,9 @@ def tell_true_states(states: Path) -> None:
     true = open_dataset(states).columns(["observation.state"])["observation.state"]
     hidden = slice(SEEN_STATES, true.shape[1])
     true = (true - true.mean(axis=0)) / true.std(axis=0)
-    cut, embed = sampler.cut_chunks, Pi0.embed_suffix
+    cut, embed = sampler.gather_chunks, Pi0.embed_suffix
 
-    def cut_chunks(trajectories: Any, rows: Any, shape: Any, policy_io: Any) -> Any:
+    def gather_chunks(trajectories: Any, rows: Any, shape: Any, policy_io: Any) -> Any:
         batch = cut(trajectories, rows, shape, policy_io)
         ends = trajectories.ends[trajectories.episode_of(rows)]
         for observation, at in (
@@ -405,7 +405,7 @@ def tell_true_states(states: Path) -> None:
     def embed_suffix(self: Any, state: Any, x_t: Any, time: Any) -> Any:
         return embed(self, state.at[:, hidden].set(0.0), x_t, time)
 
-    sampler.cut_chunks, Pi0.embed_suffix = cut_chunks, embed_suffix  # type: ignore[assignment,method-assign]
+    sampler.gather_chunks, Pi0.embed_suffix = gather_chunks, embed_suffix  # type: ignore[assignment,method-assign]
 
 
 def choose_perfectly(cell: Cell) -> tuple[list[int], int]:

@@ -20,8 +20,8 @@ import optax
 from flax import nnx
 
 from pirl.data import (
-    AnchorStream,
     ChunkBatch,
+    ChunkIndexSampler,
     ChunkSampler,
     ChunkShape,
     DatasetSource,
@@ -96,7 +96,7 @@ def train(root: Path, pool: EnvPool, arguments: argparse.Namespace) -> PolicyPla
     trajectories = load_trajectories(dataset, robot, config, progress=False)
     statistics = dataset_norm_stats(dataset, robot, config.action_horizon)
     policy_io = PolicyIO(robot, config, statistics, Tokenizer.for_model(config) if config.max_token_len else None)
-    source = DatasetSource(trajectories, AnchorStream(trajectories, seed=0), policy_io)
+    source = DatasetSource(trajectories, ChunkIndexSampler(trajectories, seed=0), policy_io)
     shape = ChunkShape(horizon=config.action_horizon, actions=config.action_horizon)
     sampler = ChunkSampler([source], batch_size=arguments.batch, shape=shape)
 

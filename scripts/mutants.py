@@ -55,7 +55,7 @@ MUTANTS = (
     Mutant(
         "data/chunks.py",
         "rows = np.minimum(steps, ends[:, None] - 1)",
-        "rows = np.minimum(steps, len(trajectories.actions) - 1)",
+        "rows = np.minimum(steps, len(data.actions) - 1)",
         "data/test_chunks.py::test_no_chunk_ever_mixes_episodes",
     ),
     Mutant(
@@ -114,12 +114,12 @@ MUTANTS = (
     ),
     Mutant(
         "data/chunks.py",
-        "sequence_mask=next_terminal | (anchors + horizon < ends)",
-        "sequence_mask=next_terminal | (anchors + horizon <= ends)",
+        "sequence_mask=next_terminal | (starts + horizon < ends)",
+        "sequence_mask=next_terminal | (starts + horizon <= ends)",
         "data/test_chunks.py::test_the_table_holds_for_every_anchor",
     ),
     Mutant(
-        "data/evidence.py",
+        "data/outcomes.py",
         'return True if at_last.get("done") is False else at_last.get("truncated")',
         'return at_last.get("truncated")',
         "data/test_outcomes.py::test_a_failure_ends_or_runs_out_of_time_as_the_data_says",

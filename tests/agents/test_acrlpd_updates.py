@@ -13,7 +13,7 @@ from pirl.agents import common
 from pirl.agents.acrlpd import ACRLPDAgent
 from pirl.agents.bc import BCAgent
 from pirl.agents.config import ACRLPDConfig, BCConfig, OptimizerConfig, TemperatureConfig
-from pirl.data.chunks import ChunkBatch, ChunkShape, cut_chunks
+from pirl.data.chunks import ChunkBatch, ChunkShape, gather_chunks
 from pirl.data.policy_io import PolicyIO
 from trajectories import ROBOT, build
 
@@ -148,7 +148,7 @@ def test_nothing_beyond_a_chunk_s_own_episode_is_learned_from(garbage):
         rewards=np.where(other, np.float32(garbage), clean.rewards),
     )
     anchors = np.array([1, 3, 4, 11, 12, 15, 17, 19])
-    clean_batch, dirty_batch = (cut_chunks(data, anchors, ChunkShape(H, 4), io) for data in (clean, dirty))
+    clean_batch, dirty_batch = (gather_chunks(data, anchors, ChunkShape(H, 4), io) for data in (clean, dirty))
     assert clean_batch.next_terminal.any()
     assert not clean_batch.sequence_mask.all()
     a, b = (update(agent(), batch, KEY) for batch in (clean_batch, dirty_batch))
@@ -156,7 +156,7 @@ def test_nothing_beyond_a_chunk_s_own_episode_is_learned_from(garbage):
     # It would be noticed: with the other episode among the anchors it is (and NaN is refused at the door).
     anchors[0] = 7
     if not np.isnan(garbage):
-        c, d = (update(agent(), cut_chunks(data, anchors, ChunkShape(H, 4), io), KEY) for data in (clean, dirty))
+        c, d = (update(agent(), gather_chunks(data, anchors, ChunkShape(H, 4), io), KEY) for data in (clean, dirty))
         assert not same(c, d)
 
 

@@ -11,7 +11,7 @@ from learners import REAL, SPEECHLESS, STEPS, WIDTH, H, LinearPolicy, linear_pol
 
 from pirl.agents.acrlpd import ACRLPDAgent
 from pirl.agents.config import ACRLPDConfig, TemperatureConfig
-from pirl.data.chunks import ChunkBatch, ChunkShape, Trajectories, cut_chunks
+from pirl.data.chunks import ChunkBatch, ChunkShape, Trajectories, gather_chunks
 from pirl.data.policy_io import PolicyIO
 from pirl.models import Observation
 from pirl.models.critic import CriticConfig
@@ -113,7 +113,7 @@ def learned_values(data: Trajectories) -> np.ndarray:
         augment=False,
     )
     rows = np.arange(len(data.rewards))
-    batch = cut_chunks(data, rows, ChunkShape(H, STEPS), PolicyIO(ROBOT, SPEECHLESS, None, None))
+    batch = gather_chunks(data, rows, ChunkShape(H, STEPS), PolicyIO(ROBOT, SPEECHLESS, None, None))
     with linear_policies(Proposer):
         agent = ACRLPDAgent.create(config, linear_policy(kind=Proposer), jax.random.key(0), real_action_dim=REAL)
         agent = learn(agent, batch, jax.random.split(jax.random.key(1), 1500))

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pirl.data.chunks import ChunkShape, Trajectories, cut_chunks
+from pirl.data.chunks import ChunkShape, Trajectories, gather_chunks
 from pirl.errors import DataError
 from trajectories import IO, build, episodes
 
@@ -40,7 +40,7 @@ def expected_sample(trajectories, row, horizon, chunk):
 @given(trajectories=episodes(), horizon=st.integers(1, 15), extra=st.integers(0, 5))
 def test_the_table_holds_for_every_anchor(trajectories, horizon, extra):
     rows = anchors_of(trajectories)
-    batch = cut_chunks(trajectories, rows, ChunkShape(horizon, horizon + extra), IO)
+    batch = gather_chunks(trajectories, rows, ChunkShape(horizon, horizon + extra), IO)
     for place, row in enumerate(rows):
         sample = expected_sample(trajectories, int(row), horizon, horizon + extra)
         np.testing.assert_array_equal(batch.actions[place, :, :2], np.array(sample["actions"], np.float32))
@@ -65,7 +65,7 @@ def test_no_chunk_ever_mixes_episodes(trajectories, horizon):
         }
     )
     rows = anchors_of(marked)
-    batch = cut_chunks(marked, rows, ChunkShape(horizon), IO)
+    batch = gather_chunks(marked, rows, ChunkShape(horizon), IO)
     mine = named[rows]
     assert np.all(batch.actions[:, :, 0] == mine[:, None])
     assert np.all(batch.observations.state[:, 0] == mine)
@@ -78,7 +78,7 @@ def test_no_chunk_ever_mixes_episodes(trajectories, horizon):
 def test_returns_from_batches_equal_returns_from_episodes(trajectories, horizon, discount):
     """Chunks laid end to end give the episode's return: each from where the last one's next observation stands."""
     rows = anchors_of(trajectories)
-    batch = cut_chunks(trajectories, rows, ChunkShape(horizon), IO)
+    batch = gather_chunks(trajectories, rows, ChunkShape(horizon), IO)
     sums = {int(row): float(np.sum(batch.rewards[i] * discount ** np.arange(horizon))) for i, row in enumerate(rows)}
     for first, end in zip(trajectories.starts.tolist(), trajectories.ends.tolist(), strict=True):
         rewards = trajectories.rewards[first:end]
@@ -90,9 +90,9 @@ def test_returns_from_batches_equal_returns_from_episodes(trajectories, horizon,
 def test_the_critic_leaves_out_chunks_that_run_into_a_timeout_and_keeps_those_that_run_into_an_end():
     ended, cut_off = build([5], terminal=[True]), build([5], terminal=[False])
     rows, shape = np.arange(5), ChunkShape(3)
-    assert cut_chunks(ended, rows, shape, IO).sequence_mask.tolist() == [True] * 5
-    assert cut_chunks(cut_off, rows, shape, IO).sequence_mask.tolist() == [True, True, False, False, False]
-    assert not cut_chunks(cut_off, rows, shape, IO).next_terminal.any()
+    assert gather_chunks(ended, rows, shape, IO).sequence_mask.tolist() == [True] * 5
+    assert gather_chunks(cut_off, rows, shape, IO).sequence_mask.tolist() == [True, True, False, False, False]
+    assert not gather_chunks(cut_off, rows, shape, IO).next_terminal.any()
 
 
 def test_an_episode_that_goes_on_after_a_terminal_is_refused():

@@ -10,7 +10,7 @@ from pirl.data import (
     PolicyIO,
     Robot,
     Selection,
-    cut_chunks,
+    gather_chunks,
     load_trajectories,
     open_dataset,
     read_outcomes,
@@ -61,7 +61,9 @@ def test_a_chunk_is_human_if_all_its_actions_are(corrected):
     trajectories = load_trajectories(dataset, ARM, MODEL)
     rows = np.concatenate([np.arange(s, e) for s, e in zip(trajectories.starts, trajectories.ends, strict=True)])
     for horizon in (1, 3, 7):
-        chunks = cut_chunks(trajectories, rows, ChunkShape(horizon, sees_next=False), PolicyIO(ARM, MODEL, None, None))
+        chunks = gather_chunks(
+            trajectories, rows, ChunkShape(horizon, sees_next=False), PolicyIO(ARM, MODEL, None, None)
+        )
         expected = []
         for row in rows:
             end = trajectories.ends[trajectories.episode_of(np.array([row]))[0]]
@@ -83,7 +85,7 @@ def test_they_can_be_selected(corrected):
 def test_without_marks_nothing_is_human_and_nothing_can_be_selected(tmp_path):
     dataset = open_dataset(build(tmp_path, cameras="none").root)
     trajectories = load_trajectories(dataset, ARM, MODEL)
-    chunks = cut_chunks(trajectories, np.arange(4), ChunkShape(2), PolicyIO(ARM, MODEL, None, None))
+    chunks = gather_chunks(trajectories, np.arange(4), ChunkShape(2), PolicyIO(ARM, MODEL, None, None))
     assert not chunks.human.any()
     with pytest.raises(ConfigError, match="does not tell what a human chose: no column is called intervention or"):
         Selection(human=True).weights(dataset, read_outcomes(dataset, OutcomeConfig()), horizon=2)

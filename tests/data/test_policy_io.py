@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from golden import ROOT, arrays, assert_close, content, model_config, needs_golden
 from pirl.data.images import to_uint8_hwc
-from pirl.data.indicators import indicate
 from pirl.data.policy_io import PolicyIO
 from pirl.data.robots import Robot, get_robot
+from pirl.data.transforms import indicate
 from pirl.errors import ConfigError, DataError, ObservationError
 from pirl.interop import NormStats, load_policy, read_norm_stats
 from pirl.models import Tokenizer, get_model_config
@@ -325,7 +325,7 @@ def test_prompts_that_do_not_fit_are_refused():
             io.observation(images, state, prompts)
     with pytest.raises(ObservationError, match="max_token_len = 16"):
         io.observation(images, state, ["put the red block in the blue zone and " * 4] * 2)
-    with pytest.raises(ConfigError, match="a tokeniser is needed"):
+    with pytest.raises(ConfigError, match="a tokenizer is needed"):
         PolicyIO(ARM, TINY, None, None)
 
 

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from pirl.data import (
-    AnchorStream,
+    ChunkIndexSampler,
     ChunkSampler,
     ChunkShape,
     Dataset,
@@ -358,7 +358,7 @@ def test_only_selected_frames_are_sampled(four):
     dataset, outcomes = four
     found = load_trajectories(dataset, BLIND, TINY)
     weights = Selection(success=False, task_weights={"B": 2.0}).weights(dataset, outcomes)
-    stream = AnchorStream(found, seed=0, weights=weights)
+    stream = ChunkIndexSampler(found, seed=0, weights=weights)
     assert sorted(stream.take(0, stream.size).tolist()) == [*range(7, 12), *range(21, 24)]
 
 
@@ -369,7 +369,7 @@ def batches(dataset, robot, horizon=3, chunk=5, count=8, steps=3, **options):
     stats = dataset_norm_stats(dataset, robot, chunk)
     tokenizer = Tokenizer.for_model(TINY)
     found = load_trajectories(dataset, robot, TINY, progress=False, **options)
-    source = DatasetSource(found, AnchorStream(found, seed=0), PolicyIO(robot, TINY, stats, tokenizer))
+    source = DatasetSource(found, ChunkIndexSampler(found, seed=0), PolicyIO(robot, TINY, stats, tokenizer))
     with Loader(ChunkSampler([source], batch_size=count, shape=ChunkShape(horizon, chunk))) as loader:
         return stats, [next(loader) for _ in range(steps)]
 
@@ -451,5 +451,7 @@ def test_what_comes_after_a_success_is_never_sampled(tmp_path):
     dataset = open_dataset(built.root)
     found = load_trajectories(dataset, BLIND, TINY)
     assert (found.ends - found.starts).tolist() == [7, 2, 9]
-    stream = AnchorStream(found, seed=0, weights=Selection().weights(dataset, read_outcomes(dataset, OutcomeConfig())))
+    stream = ChunkIndexSampler(
+        found, seed=0, weights=Selection().weights(dataset, read_outcomes(dataset, OutcomeConfig()))
+    )
     assert set(stream.take(0, 3 * stream.size).tolist()) == {*range(9), *range(12, 21)}

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 import trajectories
 from pirl.data import (
-    AnchorStream,
+    ChunkIndexSampler,
     ChunkSampler,
     ChunkShape,
     DatasetSource,
@@ -26,7 +26,7 @@ from pirl.data import (
     PolicyIO,
     ReplayBuffer,
     Robot,
-    cut_chunks,
+    gather_chunks,
 )
 from pirl.errors import ConfigError, DataError
 from pirl.models import Tokenizer, get_model_config
@@ -75,7 +75,7 @@ def make_episode(number, length=4, *, size=SIZE, **changes):
 
 
 def cut(buffer, step, count=6):
-    return buffer.cut(step * count, count, SHAPE)
+    return buffer.gather(step * count, count, SHAPE)
 
 
 def assert_same(first, second):
@@ -123,10 +123,10 @@ def test_a_buffer_cuts_as_a_dataset_does(source, horizon, extra, step):
     for episode in as_episodes(source):
         buffer.add(episode)
     shape = ChunkShape(horizon, horizon + extra)
-    batch = buffer.cut(step, 20, shape)
+    batch = buffer.gather(step, 20, shape)
     # Random states name their rows.
     rows = [int(np.flatnonzero((source.states == state[:3]).all(axis=1))[0]) for state in batch.observations.state]
-    assert_same(batch, cut_chunks(source, np.array(rows), shape, trajectories.IO))
+    assert_same(batch, gather_chunks(source, np.array(rows), shape, trajectories.IO))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -148,14 +148,14 @@ def test_pictures_and_prompts_are_those_of_the_frames(tmp_path, kind):
     source = dataclasses.replace(source, frames={slot: Whole(pictures) for slot, pictures in images.items()})
     rows = [int(np.flatnonzero((source.states == state[:3]).all(axis=1))[0]) for state in batch.observations.state]
     assert set(rows) == set(range(13))
-    assert_same(batch, cut_chunks(source, np.array(rows), SHAPE, SEEING))
+    assert_same(batch, gather_chunks(source, np.array(rows), SHAPE, SEEING))
 
 
 def test_all_frames_are_drawn_alike(tmp_path):
     buffer = ReplayBuffer(1000, trajectories.IO)
     for episode in as_episodes(trajectories.build([1, 9, 40])):
         buffer.add(episode)
-    draws = np.concatenate([buffer.cut(500 * step, 500, SHAPE).observations.state for step in range(20)])
+    draws = np.concatenate([buffer.gather(500 * step, 500, SHAPE).observations.state for step in range(20)])
     counts = np.unique(draws, axis=0, return_counts=True)[1]
     assert len(counts) == 50
     # Each is binomial(10000, 1/50), with a standard deviation of 14.
@@ -170,7 +170,7 @@ def test_a_step_always_gives_the_same_samples_and_shares_make_up_the_batch(tmp_p
     for step in range(3):
         assert_same(cut(one, step), cut(same, step))
         whole = cut(one, step, 8)
-        shares = [one.cut(8 * step, 3, SHAPE), one.cut(8 * step + 3, 5, SHAPE)]
+        shares = [one.gather(8 * step, 3, SHAPE), one.gather(8 * step + 3, 5, SHAPE)]
         assert_same(whole, jax.tree.map(lambda *parts: np.concatenate(parts), *shares))
     states = [cut(buffer, step).observations.state.tolist() for buffer, step in ((one, 0), (one, 1), (other, 0))]
     assert states[0] != states[1]
@@ -182,7 +182,7 @@ def test_symmetric_sampling_takes_half_of_every_batch_from_the_buffer(tmp_path):
     buffer = open_buffer("disk only", tmp_path)
     buffer.add(make_episode(50))
     sampler = ChunkSampler(
-        [DatasetSource(prior, AnchorStream(prior, seed=0), SEEING), buffer], batch_size=8, shape=SHAPE
+        [DatasetSource(prior, ChunkIndexSampler(prior, seed=0), SEEING), buffer], batch_size=8, shape=SHAPE
     )
     with Loader(sampler, prefetch=0) as loader:
         for _ in range(3):
@@ -652,7 +652,7 @@ def test_files_of_others_are_left_alone(tmp_path):
 @pytest.mark.parametrize(
     ("model", "robot", "message"),
     [
-        ({"image_resolution": (28, 28)}, {}, "14.*28"),
+        ({"image_resolution": (28, 28)}, {}, "28×28"),
         ({}, {"state_dim": 4}, "states .*3.*4"),
         ({}, {"action_dim": 1}, "actions .*2.*1"),
     ],

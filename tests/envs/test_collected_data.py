@@ -11,8 +11,8 @@ import pytest
 from flax import nnx
 
 from pirl.data import (
-    AnchorStream,
     ChunkBatch,
+    ChunkIndexSampler,
     ChunkSampler,
     ChunkShape,
     DatasetSource,
@@ -49,7 +49,7 @@ def first_batch(root: Path, env: EnvConfig, config: Pi0Config) -> tuple[Trajecto
     policy_io = PolicyIO(
         robot, config, dataset_norm_stats(dataset, robot, config.action_horizon), Tokenizer.for_model(config)
     )
-    source = DatasetSource(trajectories, AnchorStream(trajectories, seed=0), policy_io)
+    source = DatasetSource(trajectories, ChunkIndexSampler(trajectories, seed=0), policy_io)
     shape = ChunkShape(horizon=5, actions=config.action_horizon)
     return trajectories, ChunkSampler([source], batch_size=8, shape=shape).batch(0)
 

@@ -19,7 +19,7 @@ from golden import content, needs_golden
 from pirl.agents.config import RIPTConfig
 from pirl.config import format_config, get_config, override_config
 from pirl.data import PolicyIO, load_robot
-from pirl.data.chunks import cut_chunks
+from pirl.data.chunks import gather_chunks
 from pirl.errors import TrainingError
 from pirl.models import Tokenizer
 from pirl.plan import measure
@@ -117,7 +117,7 @@ def test_a_batch_of_shapes_has_the_shapes_of_a_real_one():
     trajectories = build([12], frames=dict.fromkeys(robot.cameras, Dark()))
     arrays = {"states": np.zeros((12, robot.state_dim), np.float32), "actions": np.zeros((12, 3), np.float32)}
     policy_io = PolicyIO(robot, model, None, Tokenizer.for_model(model))
-    real = cut_chunks(replace(trajectories, **arrays), np.arange(8), setup.shape, policy_io)
+    real = gather_chunks(replace(trajectories, **arrays), np.arange(8), setup.shape, policy_io)
     shapes = lambda tree: {name: (leaf.shape, leaf.dtype) for name, leaf in named_leaves(tree).items()}  # noqa: E731
     assert shapes(abstract_batch(setup)) == shapes(real)
     for weighting in ("signed", "guidance"):

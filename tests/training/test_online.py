@@ -11,7 +11,8 @@ from training_runs import assert_same_run, values_of
 from eval_fakes import ROBOT as WALKER
 from eval_fakes import CorridorPool, Walker
 from pirl.config import OnlineConfig
-from pirl.data import ChunkSampler, ChunkShape, PolicyIO, ReplayBuffer, get_robot, replay_episodes
+from pirl.data import ChunkSampler, ChunkShape, PolicyIO, ReplayBuffer, get_robot
+from pirl.data import replay as replay_buffer
 from pirl.data.lerobot.reader import open_dataset
 from pirl.data.outcomes import OutcomeConfig, read_outcomes
 from pirl.envs.rollouts import make_starts
@@ -67,11 +68,11 @@ def test_every_round_begins_elsewhere_and_a_resumed_one_where_it_would_have(prac
     practice.collect(Walker())
     saved = practice.state()
     first, one = replay.num_episodes, practice.collect(Walker()).metrics
-    states = replay.cut(0, 50, SHAPE).observations.state
+    states = replay.gather(0, 50, SHAPE).observations.state
     practice.restore(saved)
     assert replay.num_episodes == first
     assert practice.collect(Walker()).metrics == one
-    np.testing.assert_array_equal(replay.cut(0, 50, SHAPE).observations.state, states)
+    np.testing.assert_array_equal(replay.gather(0, 50, SHAPE).observations.state, states)
     assert one["online/episodes"] == 8
 
 
@@ -127,7 +128,7 @@ def test_online_rewards_of_the_tabletop_equal_those_of_its_recorded_twin(configu
 def test_half_of_every_batch_is_prior_data(configure, tmp_path):
     setup = set_up(configure())
     replay = ReplayBuffer(1_000, setup.policy_io)
-    from pirl.data.replay_episodes import Episode
+    from pirl.data.replay import Episode
 
     # Nothing in the dataset has such a reward.
     length = 12
@@ -150,7 +151,7 @@ def test_pictures_that_are_left_on_disk_are_learned_from_alike(configure, tmp_pa
     shapes = get_parameters(abstract_model(model))
     zeros = {path: jnp.zeros(leaf.shape, leaf.dtype) for path, leaf in shapes.items()}
     save_checkpoint(tmp_path / "start", zeros, model, norm_stats={robot.name: plain})
-    blind, read, from_files = ToyAgent.update, replay_episodes._read_picture, []
+    blind, read, from_files = ToyAgent.update, replay_buffer._read_image, []
 
     def update(agent, batch, rng):
         brightness = sum(jnp.mean(image.astype(jnp.float32)) for image in batch.observations.images.values())
@@ -161,7 +162,7 @@ def test_pictures_that_are_left_on_disk_are_learned_from_alike(configure, tmp_pa
         return read(file, *place)
 
     monkeypatch.setattr(ToyAgent, "update", update)
-    monkeypatch.setattr(replay_episodes, "_read_picture", count)
+    monkeypatch.setattr(replay_buffer, "_read_image", count)
     counts = []
     for name, in_memory in (("memory", True), ("disk", False)):
         config = configure(

@@ -12,8 +12,8 @@ from pirl.agents.config import RIPTConfig
 from pirl.config import get_config
 from pirl.data import ChunkShape, PolicyIO
 from pirl.data.chunks import Trajectories
-from pirl.data.indicators import indicate
 from pirl.data.robots import get_robot
+from pirl.data.transforms import indicate
 from pirl.models import Tokenizer
 from pirl.training.rollout_batches import Rows, cut_batch, group_advantages, plan_batches
 

@@ -39,8 +39,8 @@ def test_episodes_are_held_out_whole_and_by_the_seed(configure):
 
 def test_no_batch_to_learn_from_holds_a_frame_that_was_held_out(configure):
     setup = set_up(configure(data__validation_fraction=0.3))
-    measured = setup.source(0, held_out=True).stream
-    learned = setup.source(0).stream
+    measured = setup.source(0, held_out=True).indices
+    learned = setup.source(0).indices
     assert not set(learned.take(0, 2_000).tolist()) & set(measured.take(0, 2_000).tolist())
 
 

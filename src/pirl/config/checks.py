@@ -12,9 +12,9 @@ import numpy as np
 from pirl.agents.config import ACRLPDConfig, BCConfig, RIPTConfig
 from pirl.config.metrics import check_metric
 from pirl.config.train import RLTrainConfig
-from pirl.data.indicators import indicate
 from pirl.data.lerobot.reader import Dataset, is_hub_id
 from pirl.data.robots import Robot, load_robot
+from pirl.data.transforms import indicate
 from pirl.envs.planner import find_policy
 from pirl.envs.registry import find_env_class
 from pirl.envs.seeds import MEASURED

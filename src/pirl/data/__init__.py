@@ -1,4 +1,4 @@
-"""What is learned from: LeRobot datasets in, chunk batches out. Each name is loaded when it is used."""
+"""What is learned from: LeRobot datasets in, chunk batches out. Each name is imported when it is used."""
 
 from typing import TYPE_CHECKING
 
@@ -6,90 +6,40 @@ from pirl.lazy import lazy_names
 
 if TYPE_CHECKING:
     from pirl.data.checking import check_dataset
-    from pirl.data.chunks import ChunkBatch, ChunkShape, Trajectories, cut_chunks
+    from pirl.data.chunks import ChunkBatch, ChunkShape, Trajectories, gather_chunks
     from pirl.data.frame_cache import FrameCacheConfig, delete_frame_cache, list_frame_caches, open_frames
     from pirl.data.labels import Label, merge_labels, parse_episodes, read_csv, read_labels, write_labels
     from pirl.data.lerobot.reader import Dataset, open_dataset
     from pirl.data.lerobot.writer import DatasetWriter
-    from pirl.data.loader import Loader
+    from pirl.data.norm_stats import compute_norm_stats, degenerate_dimensions
     from pirl.data.outcomes import OutcomeConfig, Outcomes, read_outcomes
     from pirl.data.policy_io import PolicyIO
     from pirl.data.prepare import Selection, dataset_norm_stats, load_trajectories
     from pirl.data.problems import BrokenDatasetError, Problem
-    from pirl.data.replay import ReplayBuffer
-    from pirl.data.replay_episodes import Episode
+    from pirl.data.replay import Episode, ReplayBuffer
     from pirl.data.robots import Robot, get_robot, list_robots, load_robot
-    from pirl.data.sampler import AnchorStream, ChunkSampler, DatasetSource
-    from pirl.data.statistics import compute_norm_stats, degenerate_dimensions
+    from pirl.data.sampler import ChunkIndexSampler, ChunkSampler, DatasetSource, Loader
     from pirl.data.summary import summarize
     from pirl.data.validate import scan_episodes, usable_episodes
 
 __getattr__, __dir__, __all__ = lazy_names(
     __name__,
     {
-        "checking": ("check_dataset",),
-        "chunks": (
-            "ChunkBatch",
-            "ChunkShape",
-            "Trajectories",
-            "cut_chunks",
-        ),
-        "frame_cache": (
-            "FrameCacheConfig",
-            "delete_frame_cache",
-            "list_frame_caches",
-            "open_frames",
-        ),
-        "labels": (
-            "Label",
-            "merge_labels",
-            "parse_episodes",
-            "read_csv",
-            "read_labels",
-            "write_labels",
-        ),
-        "lerobot.reader": (
-            "Dataset",
-            "open_dataset",
-        ),
-        "lerobot.writer": ("DatasetWriter",),
-        "loader": ("Loader",),
-        "outcomes": (
-            "OutcomeConfig",
-            "Outcomes",
-            "read_outcomes",
-        ),
-        "policy_io": ("PolicyIO",),
-        "prepare": (
-            "Selection",
-            "dataset_norm_stats",
-            "load_trajectories",
-        ),
-        "problems": (
-            "BrokenDatasetError",
-            "Problem",
-        ),
-        "replay": ("ReplayBuffer",),
-        "replay_episodes": ("Episode",),
-        "robots": (
-            "Robot",
-            "get_robot",
-            "list_robots",
-            "load_robot",
-        ),
-        "sampler": (
-            "AnchorStream",
-            "ChunkSampler",
-            "DatasetSource",
-        ),
-        "statistics": (
-            "compute_norm_stats",
-            "degenerate_dimensions",
-        ),
-        "summary": ("summarize",),
-        "validate": (
-            "scan_episodes",
-            "usable_episodes",
-        ),
+        "checking": ["check_dataset"],
+        "chunks": ["ChunkBatch", "ChunkShape", "Trajectories", "gather_chunks"],
+        "frame_cache": ["FrameCacheConfig", "delete_frame_cache", "list_frame_caches", "open_frames"],
+        "labels": ["Label", "merge_labels", "parse_episodes", "read_csv", "read_labels", "write_labels"],
+        "lerobot.reader": ["Dataset", "open_dataset"],
+        "lerobot.writer": ["DatasetWriter"],
+        "norm_stats": ["compute_norm_stats", "degenerate_dimensions"],
+        "outcomes": ["OutcomeConfig", "Outcomes", "read_outcomes"],
+        "policy_io": ["PolicyIO"],
+        "prepare": ["Selection", "dataset_norm_stats", "load_trajectories"],
+        "problems": ["BrokenDatasetError", "Problem"],
+        "replay": ["Episode", "ReplayBuffer"],
+        "robots": ["Robot", "get_robot", "list_robots", "load_robot"],
+        "sampler": ["ChunkIndexSampler", "ChunkSampler", "DatasetSource", "Loader"],
+        "summary": ["summarize"],
+        "validate": ["scan_episodes", "usable_episodes"],
     },
 )

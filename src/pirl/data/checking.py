@@ -11,16 +11,15 @@ from typing import Any
 
 import numpy as np
 
-from pirl.data.evidence import END_COLUMNS, REWARD_COLUMN, SUCCESS_COLUMNS
 from pirl.data.labels import LABEL_FILE, read_labels
 from pirl.data.lerobot.columns import DepthPictureError, ParquetDamageError, is_numeric, open_picture, read_all_cells
 from pirl.data.lerobot.format import DEFAULT_COLUMNS, resolve_inside
 from pirl.data.lerobot.reader import Dataset, by_episode
 from pirl.data.lerobot.video import MISSING, UNLISTED, VideoIndex, codec_name
-from pirl.data.outcomes import OutcomeConfig, try_outcomes
+from pirl.data.norm_stats import degenerate_dimensions, frame_stats
+from pirl.data.outcomes import END_COLUMNS, REWARD_COLUMN, SUCCESS_COLUMNS, OutcomeConfig, try_outcomes
 from pirl.data.problems import BrokenDatasetError, Problem
 from pirl.data.robots import Robot
-from pirl.data.statistics import degenerate_dimensions, frame_stats
 from pirl.data.validate import LARGEST, camera_problems, column_problems, of_file, scan_episodes, split_episodes
 from pirl.errors import DataError
 

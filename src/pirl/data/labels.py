@@ -1,4 +1,4 @@
-"""What people say about episodes: success, reward and time-outs, in a sidecar file that leaves the data untouched."""
+"""What people say about episodes: success, reward and time-outs, in a file beside the data, which stays as it is."""
 
 import csv
 import json
@@ -18,7 +18,7 @@ LABEL_FILE = "meta/pirl_labels.jsonl"
 DROPPED_FILE = "meta/pirl_dropped.txt"
 _YES = {"1", "1.0", "true", "yes", "y", "success", "successful", "succeeded"}
 _NO = {"0", "0.0", "false", "no", "n", "failure", "fail", "failed"}
-_MOST_EPISODES = 10_000_000
+_MAX_EPISODES = 10_000_000
 _EPISODES = re.compile(r"([0-9]{1,18})(?:-([0-9]{1,18}))?")
 
 
@@ -33,12 +33,12 @@ class Label:
     length: int | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """Only what was said."""
+        """The fields that are set."""
         return {key: value for key, value in asdict(self).items() if value is not None}
 
 
 def read_labels(root: Path) -> dict[int, Label]:
-    """The labels of a dataset, by episode number; none if there is no sidecar."""
+    """The labels of a dataset, by episode number; none if there is no file."""
     try:
         path = resolve_inside(root, LABEL_FILE)
         lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
@@ -59,35 +59,38 @@ def read_labels(root: Path) -> dict[int, Label]:
 
 
 def write_labels(root: Path, labels: Mapping[int, Label]) -> Path:
-    """Write the sidecar, in the order of episodes."""
-    path = root / LABEL_FILE
-    try:
-        resolve_inside(root, LABEL_FILE)
-        write_file(path, "".join(json.dumps(labels[episode].to_json()) + "\n" for episode in sorted(labels)))
-    except (OSError, ValueError) as error:
-        raise DataError(f"{path} cannot be written: {error}.") from error
-    return path
+    """Write the labels, in the order of episodes."""
+    return _write(root, LABEL_FILE, "".join(json.dumps(labels[e].to_json()) + "\n" for e in sorted(labels)))
 
 
 def read_dropped(root: Path) -> set[int]:
-    """Numbers of the episodes that somebody took out of the dataset, in a file that leaves the data untouched."""
+    """Numbers of the episodes that somebody took out of the dataset."""
     try:
         path = resolve_inside(root, DROPPED_FILE)
         return set(parse_episodes(path.read_text(encoding="utf-8"))) if path.exists() else set()
-    except (OSError, ValueError, DataError) as error:
+    except (OSError, ValueError) as error:
         raise DataError(f"{root / DROPPED_FILE} cannot be read: {error}. Mend it, or delete it.") from error
 
 
 def write_dropped(root: Path, episodes: Collection[int]) -> None:
-    """Write which episodes are left out; the file goes where there are none."""
+    """Write which episodes are left out; without any, the file is deleted."""
+    if episodes:
+        _write(root, DROPPED_FILE, f"{format_episodes(episodes)}\n")
+    else:
+        _write(root, DROPPED_FILE, None)
+
+
+def _write(root: Path, name: str, content: str | None) -> Path:
+    path = root / name
     try:
-        path = resolve_inside(root, DROPPED_FILE)
-        if episodes:
-            write_file(path, f"{format_episodes(episodes)}\n")
-        else:
+        resolve_inside(root, name)
+        if content is None:
             path.unlink(missing_ok=True)
+        else:
+            write_file(path, content)
     except (OSError, ValueError) as error:
-        raise DataError(f"{root / DROPPED_FILE} cannot be written: {error}.") from error
+        raise DataError(f"{path} cannot be written: {error}.") from error
+    return path
 
 
 def read_csv(file: Path) -> dict[int, Label]:
@@ -117,10 +120,10 @@ def read_csv(file: Path) -> dict[int, Label]:
             if len(row) > len(names):
                 raise ValueError(f"there are more cells than columns: {', '.join(row)}")
             label = _parse({name: _from_text(name, text) for name, text in zip(names, row, strict=False) if text})
+            if label.episode in labels:
+                raise ValueError(f"episode {label.episode} is there twice")
         except ValueError as error:
             raise DataError(f"{file}, line {number}: {error}.") from error
-        if label.episode in labels:
-            raise DataError(f"{file}, line {number}: episode {label.episode} is there twice.")
         labels[label.episode] = label
     return labels
 
@@ -135,14 +138,14 @@ def parse_episodes(text: str, largest: int | None = None) -> list[int]:
             raise DataError(f"{part!r} is neither an episode number nor a range such as 7-12.")
         if largest is not None and last > largest:
             raise DataError(f"there is no episode {last} (in {part!r}); the last one is {largest}.")
-        if last - first >= _MOST_EPISODES:
-            raise DataError(f"{part!r} names more than {_MOST_EPISODES:,} episodes: give a shorter range.")
+        if last - first >= _MAX_EPISODES:
+            raise DataError(f"{part!r} names more than {_MAX_EPISODES:,} episodes: give a shorter range.")
         episodes += range(first, last + 1)
     return episodes
 
 
 def merge_labels(old: Mapping[int, Label], new: Iterable[Label]) -> dict[int, Label]:
-    """New labels over old ones; what a new label does not say stays, if it was said of an episode as long."""
+    """New labels over old ones; fields that a new label does not set stay, if the episode's length is the same."""
     merged = dict(old)
     for label in new:
         before = merged.get(label.episode, label)
@@ -152,23 +155,22 @@ def merge_labels(old: Mapping[int, Label], new: Iterable[Label]) -> dict[int, La
     return merged
 
 
-def _from_text(name: str, text: str) -> Any:
-    if name == "episode":
-        return int(text) if re.fullmatch("[0-9]{1,18}", text) else text
-    if name == "reward":
-        try:
-            return float(text)
-        except ValueError:
-            return text
-    if (answer := yes_or_no(text)) is not None:
-        return answer
-    raise ValueError(f"{name} should be yes or no (1 or 0, true or false); it is {text!r}")
-
-
 def yes_or_no(text: str) -> bool | None:
     """What a word says of success, if it is one that people use for it."""
     word = text.strip().lower()
     return word in _YES if word in _YES | _NO else None
+
+
+def _from_text(name: str, text: str) -> Any:
+    """A cell of a table; one that is no number is left for `_parse` to refuse."""
+    if name in ("success", "truncated"):
+        if (answer := yes_or_no(text)) is None:
+            raise ValueError(f"{name} should be yes or no (1 or 0, true or false); it is {text!r}")
+        return answer
+    try:
+        return float(text) if name == "reward" else int(text) if re.fullmatch("[0-9]{1,18}", text) else text
+    except ValueError:
+        return text
 
 
 def _parse(entry: Any) -> Label:
@@ -176,39 +178,26 @@ def _parse(entry: Any) -> Label:
         raise ValueError("a label is an object")
     if unknown := set(entry) - set(Label.__dataclass_fields__):
         raise ValueError(f"unknown keys {sorted(unknown)}")
-    said = {key: value for key, value in entry.items() if value is not None}
-    for key, value in said.items():
-        fits, wanted = _KINDS[key]
-        if not fits(value):
+    fields = {key: value for key, value in entry.items() if value is not None}
+    for key, value in fields.items():
+        is_valid, wanted = _FIELDS[key]
+        if not is_valid(value):
             raise ValueError(f"{key} should be {wanted}; it is {value!r:.60}")
-    if "episode" not in said:
+    if "episode" not in fields:
         raise ValueError("episode is missing")
-    if not said.keys() & {"success", "reward", "truncated"}:
-        raise ValueError(f"the label of episode {said['episode']} says nothing")
-    if "reward" in said:
-        said["reward"] = float(said["reward"])
-    return Label(**said)
+    if not fields.keys() & {"success", "reward", "truncated"}:
+        raise ValueError(f"the label of episode {fields['episode']} says nothing")
+    if "reward" in fields:
+        fields["reward"] = float(fields["reward"])
+    return Label(**fields)
 
 
-def _is_count(value: Any) -> bool:
-    # By type, because True counts as an int.
-    return type(value) is int and value >= 0
-
-
-def _is_yes_or_no(value: Any) -> bool:
-    return isinstance(value, bool)
-
-
-def _is_reward(value: Any) -> bool:
-    # Compared, because an integer may be too large to be made a float.
-    return type(value) in (int, float) and abs(value) <= sys.float_info.max
-
-
-# What a label may say in each field.
-_KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {
-    "episode": (_is_count, "an episode number"),
-    "success": (_is_yes_or_no, "true or false"),
-    "reward": (_is_reward, "a finite number"),
-    "truncated": (_is_yes_or_no, "true or false"),
-    "length": (lambda value: _is_count(value) and value > 0, "a number of frames"),
+# What a label may say in each field. By type, because True counts as an int; rewards are compared, because an integer
+# may be too large to be made a float.
+_FIELDS: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "episode": (lambda value: type(value) is int and value >= 0, "an episode number"),
+    "success": (lambda value: isinstance(value, bool), "true or false"),
+    "reward": (lambda value: type(value) in (int, float) and abs(value) <= sys.float_info.max, "a finite number"),
+    "truncated": (lambda value: isinstance(value, bool), "true or false"),
+    "length": (lambda value: type(value) is int and value > 0, "a number of frames"),
 }

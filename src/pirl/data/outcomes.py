@@ -6,19 +6,27 @@ asked, that a demonstration without any of these, without rewards, and without a
 succeeded. Rewards that are 0 throughout the dataset are a placeholder: they say nothing.
 """
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from jaxtyping import Bool, Float32, Int8, Int64
 
-from pirl.data.evidence import Evidence, gather_evidence
-from pirl.data.lerobot.reader import Dataset
+from pirl.data.labels import LABEL_FILE, Label, read_labels, yes_or_no
+from pirl.data.lerobot.reader import Dataset, by_episode, is_beside
 from pirl.data.problems import BrokenDatasetError, Problem
 from pirl.errors import ConfigError
 
+REWARD_COLUMN = "next.reward"
+# LeRobot's own name first; then RLinf's, what many write by hand, that of DROID, and that of Evo-RL's recorder.
+SUCCESS_COLUMNS = ("next.success", "is_success", "success", "is_episode_successful", "episode_success")
+END_COLUMNS = {key: (f"next.{key}", key) for key in ("done", "truncated", "terminated")}
+_SOUNDS_LIKE_OUTCOME = re.compile("success|succeed|solved|fail|outcome|reward", re.IGNORECASE)
+
 _LABEL = "label them (pirl data label)"
+_LABEL_ALL = "; or label all episodes (pirl data label), which is believed before columns"
 _WITHOUT_REWARDS = f": {_LABEL} or, for plain demonstrations, set unlabelled to success"
 _WITH_ZEROS = (
     f", and the rewards are 0 throughout, as if nobody had filled them in{_WITHOUT_REWARDS}; if all of them failed, set "
@@ -82,167 +90,46 @@ class Outcomes:
 def read_outcomes(dataset: Dataset, config: OutcomeConfig) -> Outcomes:
     """Work out how each episode ended; raises with every episode that does not say."""
     outcomes, problems = try_outcomes(dataset, config)
-    if problems:
+    if outcomes is None:
         raise BrokenDatasetError(dataset.name, problems, "does not tell how its episodes ended")
-    assert outcomes is not None
     return outcomes
 
 
 def try_outcomes(dataset: Dataset, config: OutcomeConfig) -> tuple[Outcomes | None, list[Problem]]:
-    """The outcomes, or everything that keeps them from being told."""
-    evidence, problems = gather_evidence(dataset, config.reward_column, config.success_column, config.success_threshold)
-    # What people said goes before columns, so those that cannot be read are not missed where it is said.
-    numbers = dataset.episode_ids.tolist()
-    labelled = {number for episode, number in enumerate(numbers) if evidence.is_labelled(episode)}
+    """The outcomes, or every problem that keeps them from being known."""
+    sources, problems = _read_sources(dataset, config)
+    numbers, starts = dataset.episode_ids.tolist(), dataset.starts.tolist()
+    labelled = {number for episode, number in enumerate(numbers) if sources.label(episode).success is not None}
     if config.reward == "raw":
-        problems += evidence.problems
-    elif len(labelled) < len(numbers):
-        problems += [p for p in evidence.problems if p.episode not in labelled or p.column not in evidence.read]
+        problems += sources.problems
+    elif len(labelled) < len(numbers):  # labels are believed first: where all are labelled, no column is needed
+        problems += [p for p in sources.problems if p.episode not in labelled or p.column not in sources.names_read]
     if problems:
         return None, problems
-    starts = dataset.starts.tolist()
-    episodes = [
-        _Episode(position, number, starts[position], starts[position + 1])
-        for position, number in enumerate(dataset.episode_ids.tolist())
-    ]
-    endings = {episode: _find_ending(episode, evidence, config) for episode in episodes}
-    told = {episode: ending for episode, ending in endings.items() if ending is not None}
-    silent = [episode for episode in episodes if episode not in told]
-    marks = list(_early_marks(told, evidence))
-    if problems := [*(mark for mark in marks if mark.severity == "problem"), *_silences(silent, evidence)]:
+    rewards, terminals = np.zeros(len(dataset), np.float32), np.zeros(len(dataset), bool)
+    ends, success = np.zeros(len(numbers), np.int64), np.full(len(numbers), -1, np.int8)
+    silent: dict[str, list[int]] = {}
+    marks: list[Problem] = []
+    notes: list[Problem] = []
+    for episode, number in enumerate(numbers):
+        first, last = starts[episode], starts[episode + 1]
+        ending = _find_ending(sources, config, episode, first, last)
+        if ending is None:
+            silent.setdefault(_advice(sources, episode), []).append(number)
+            continue
+        succeeded, end, terminal = ending
+        marks += _early_marks(sources, episode, number, first, last, end)
+        ends[episode], terminals[end - 1] = end, terminal
+        success[episode] = -1 if succeeded is None else succeeded
+        rewards[first:end] = _rewards(sources, config, episode, first, end, bool(succeeded))
+        if end < last:
+            message = f"goes on for {last - end} frames after its success; they are left out"
+            notes.append(Problem(message, "note", number))
+    if problems := [*(mark for mark in marks if mark.severity == "problem"), *_silences(silent)]:
         return None, problems
-    return _lay_out(told, evidence, config, marks), []
-
-
-@dataclass(frozen=True)
-class _Episode:
-    """Where it is in the dataset: its position, its number, and its rows, from the first up to `last`."""
-
-    position: int
-    number: int
-    first: int
-    last: int
-
-
-@dataclass(frozen=True)
-class _Ending:
-    """Whether an episode succeeded, if that is told; up to which row it is used; and whether it truly ended there."""
-
-    success: bool | None
-    end: int
-    terminal: bool
-
-
-def _find_ending(episode: _Episode, evidence: Evidence, config: OutcomeConfig) -> _Ending | None:
-    """How an episode ended, or nothing where it should say and does not."""
-    success, at = evidence.success(episode.position, episode.first, episode.last)
-    may_be_told = evidence.has_rewards(episode.position) or any(evidence.unread(episode.position))
-    if success is None and config.unlabelled == "success" and not may_be_told:
-        success, at = True, episode.last - 1
-    if success is None and not (config.reward == "raw" and evidence.is_rewarded(episode.position)):
-        return None
-    if success:
-        return _Ending(True, at + 1, terminal=True)
-    truncated = evidence.truncated(episode.position, episode.last)
-    if truncated is None:
-        truncated = _failures(config) == "timeout"
-    return _Ending(success, episode.last, terminal=not truncated)
-
-
-def _failures(config: OutcomeConfig) -> str:
-    if config.failures != "auto":
-        return config.failures
-    return "timeout" if config.reward == "step_penalty" else "terminal"
-
-
-def _early_marks(told: Mapping[_Episode, _Ending], evidence: Evidence) -> Iterator[Problem]:
-    """Ends that are marked where an episode goes on, unless somebody said how it ended.
-
-    Some recorders go on for a moment after the end: marks that last until the end of the recording are a note.
-    """
-    for episode, ending in told.items():
-        for key, marks in evidence.ends.items() if not evidence.is_spoken_for(episode.position) else ():
-            unmarked = np.flatnonzero(~marks[episode.first : episode.last])
-            early = np.flatnonzero(marks[episode.first : ending.end - 1])
-            if not len(early):
-                continue
-            if not len(unmarked) or early[0] > unmarked[-1]:
-                message = "marks several frames up to the last as the end; the last one is taken"
-                yield Problem(message, "note", episode.number, None, evidence.names[key])
-            else:
-                message = (
-                    f"frame {early[0]} is marked as the end, but the episode goes on: label it (pirl data label), which "
-                    "is believed before the mark"
-                )
-                yield Problem(message, "problem", episode.number, None, evidence.names[key])
-
-
-def _silences(silent: Sequence[_Episode], evidence: Evidence) -> Iterator[Problem]:
-    """Episodes that say nothing, with what to do about them."""
-    by_advice: dict[str, list[int]] = {}
-    for episode in silent:
-        by_advice.setdefault(_advice(episode.position, evidence), []).append(episode.number)
-    for advice, numbers in by_advice.items():
-        shown = ", ".join(map(str, numbers[:10])) + (f" and {len(numbers) - 10} more" if len(numbers) > 10 else "")
-        plural = "episodes say" if len(numbers) > 1 else "episode says"
-        yield Problem(f"{len(numbers)} {plural} nothing about success ({shown}){advice}")
-
-
-def _advice(episode: int, evidence: Evidence) -> str:
-    columns, fields = (" and ".join(names) for names in evidence.unread(episode))
-    if evidence.has_rewards(episode):
-        rewards = np.zeros(1) if evidence.reward is None else evidence.reward
-        perhaps = f" (perhaps {columns})" if columns else ""
-        return _WITH_REWARDS.format(perhaps=perhaps, low=rewards.min(), high=rewards.max())
-    if columns:
-        return _WITH_COLUMNS.format(names=columns)
-    if fields:
-        return _WITH_FIELDS.format(names=fields)
-    return _WITH_ZEROS if evidence.has_only_zeros else _WITHOUT_REWARDS
-
-
-def _lay_out(
-    told: Mapping[_Episode, _Ending], evidence: Evidence, config: OutcomeConfig, marks: Sequence[Problem]
-) -> Outcomes:
-    """What is known of all episodes, by row and by episode."""
-    rows = max((episode.last for episode in told), default=0)
-    rewards, terminals = np.zeros(rows, np.float32), np.zeros(rows, bool)
-    notes = [
-        *marks,
-        *_placeholders(told, evidence),
-        *(replace(problem, severity="note") for problem in evidence.problems),
-    ]
-    for episode, ending in told.items():
-        terminals[ending.end - 1] = ending.terminal
-        rewards[episode.first : ending.end] = _rewards(episode, ending, evidence, config)
-        if ending.end < episode.last:
-            message = f"goes on for {episode.last - ending.end} frames after its success; they are left out"
-            notes.append(Problem(message, "note", episode.number))
-    ends = np.array([ending.end for ending in told.values()], np.int64)
-    success = np.array([-1 if ending.success is None else int(ending.success) for ending in told.values()], np.int8)
-    return Outcomes(rewards, terminals, ends, success, notes)
-
-
-def _placeholders(told: Mapping[_Episode, _Ending], evidence: Evidence) -> Iterator[Problem]:
-    """Rewards that were passed over, and what the episodes were taken for without them."""
-    silent = [each for each in told if evidence.success(each.position, each.first, each.last)[0] is None]
-    if silent and evidence.has_only_zeros:
-        successes = sum(told[episode].success is not None for episode in silent)
-        taken = "taken as it is" if not successes else f"episodes that are taken for successes: {successes}"
-        message = f"is 0 throughout, which says nothing about success; {taken}"
-        yield Problem(message, "note", column=evidence.names["reward"])
-
-
-def _rewards(
-    episode: _Episode, ending: _Ending, evidence: Evidence, config: OutcomeConfig
-) -> Float32[np.ndarray, " steps"]:
-    label, steps = evidence.labels.get(episode.position), ending.end - episode.first
-    if config.reward == "raw":
-        if label is not None and label.reward is not None:
-            return np.r_[np.zeros(steps - 1), label.reward].astype(np.float32)
-        if evidence.reward is not None:
-            return evidence.reward[episode.first : ending.end].astype(np.float32)
-    return shaped_rewards(config, bool(ending.success), steps)
+    unread = [replace(problem, severity="note") for problem in sources.problems]
+    notes = [*marks, *_placeholders(sources, starts, success), *unread, *notes]
+    return Outcomes(rewards, terminals, ends, success, notes), []
 
 
 def shaped_rewards(config: OutcomeConfig, succeeded: bool, steps: int) -> Float32[np.ndarray, " steps"]:
@@ -250,3 +137,287 @@ def shaped_rewards(config: OutcomeConfig, succeeded: bool, steps: int) -> Float3
     at_success = np.zeros(steps, np.float32)
     at_success[-1] = succeeded
     return at_success - 1 if config.reward == "step_penalty" else at_success
+
+
+# --- what the dataset says -------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class OutcomeSources:
+    """The columns, labels and metadata that speak about outcomes; dictionaries by episode go by position."""
+
+    columns: Mapping[str, np.ndarray]  # those that could be read: reward, success, done, truncated, terminated
+    names: Mapping[str, str | None]  # of all that were to be read
+    labels: Mapping[int, Label]
+    listed: Mapping[int, bool]  # success in the episode metadata
+    success_in_rewards: Mapping[int, np.ndarray]  # marks by frame, where rewards tell
+    unread_columns: Sequence[str]  # that may tell, by their names
+    unread_fields: Mapping[int, Sequence[str]]  # of the metadata, likewise
+    problems: Sequence[Problem]  # with columns that are there, but cannot be read
+
+    @property
+    def reward(self) -> np.ndarray | None:
+        """The reward column."""
+        return self.columns.get("reward")
+
+    @property
+    def names_read(self) -> set[str | None]:
+        """Columns that could be read, if not in every episode."""
+        return {self.names[key] for key in self.columns}
+
+    @property
+    def has_only_zeros(self) -> bool:
+        """Whether the rewards are 0 throughout: a recorder's placeholder, as far as anybody can tell."""
+        return self.reward is not None and not self.reward.any()
+
+    def label(self, episode: int) -> Label:
+        """The label of an episode; an empty one if it has none."""
+        return self.labels.get(episode, Label(episode))
+
+    def has_rewards(self, episode: int) -> bool:
+        """Whether there are rewards that may tell of success, even if not in a way that is understood."""
+        return (self.reward is not None and not self.has_only_zeros) or self.label(episode).reward is not None
+
+    def success(self, episode: int, first: int, last: int) -> tuple[bool | None, int]:
+        """Whether an episode succeeded, and at which row if it did."""
+        column, label = self.columns.get("success"), self.label(episode)
+        marks = self.success_in_rewards.get(episode) if column is None else column[first:last]
+        # A mark on every frame is a statement about the episode, not a moment.
+        at = last - 1 if marks is None or not marks.any() or marks.all() else first + int(marks.argmax())
+        if label.success is not None:
+            return label.success, at
+        if column is None and episode in self.listed:
+            return self.listed[episode], at
+        return None if marks is None else bool(marks.any()), at
+
+    def truncated(self, episode: int, last: int) -> bool | None:
+        """Whether an episode was cut off rather than ended, where that is known."""
+        if (labelled := self.label(episode).truncated) is not None:
+            return labelled
+        at_last = {key: bool(self.columns[key][last - 1]) for key in END_COLUMNS if key in self.columns}
+        if "terminated" in at_last:
+            return not at_last["terminated"]
+        # `done` is terminated OR truncated: False at the last frame means the recording was cut, True tells nothing.
+        return True if at_last.get("done") is False else at_last.get("truncated")
+
+
+def _read_sources(dataset: Dataset, config: OutcomeConfig) -> tuple[OutcomeSources, list[Problem]]:
+    """What is there, and what is wrong with it. The columns have their usual names unless others are configured."""
+    problems: list[Problem] = []
+    present, threshold = dataset.column_names, config.success_threshold
+
+    def first_of(names: Sequence[str]) -> str | None:
+        return next((name for name in names if name in present), None)
+
+    names = {
+        "reward": config.reward_column or first_of([REWARD_COLUMN]),
+        "success": config.success_column or (first_of(SUCCESS_COLUMNS) if threshold is None else None),
+        **{key: first_of(usual) for key, usual in END_COLUMNS.items()},
+    }
+    for key, wanted in (("reward", config.reward_column), ("success", config.success_column)):
+        if wanted is not None and wanted not in present and not is_beside(wanted):
+            message = f"is not in the data; its columns are {', '.join(present)}"
+            problems.append(Problem(message, column=wanted or "''"))
+            names[key] = None
+    if threshold is not None and (config.success_column is not None or names["reward"] is None):
+        other = "success_column instead" if config.success_column is not None else "reward_column for their column"
+        problems.append(Problem(f"success_threshold = {threshold} is for rewards: set {other}"))
+    columns, unreadable = _read_columns(dataset, names)
+    if threshold is not None and "reward" in columns:
+        columns["success"] = columns["reward"] >= threshold
+    listed, unread_fields = _listed_success(dataset)
+    sources = OutcomeSources(
+        columns=columns,
+        names=names,
+        labels=_labels(dataset, problems),
+        listed=listed,
+        success_in_rewards=_success_in_rewards(columns["reward"], dataset.starts) if "reward" in columns else {},
+        unread_columns=[name for name in present if _SOUNDS_LIKE_OUTCOME.search(name) and name not in names.values()],
+        unread_fields=unread_fields,
+        problems=unreadable,
+    )
+    return sources, problems
+
+
+def _read_columns(dataset: Dataset, names: Mapping[str, str | None]) -> tuple[dict[str, np.ndarray], list[Problem]]:
+    """The columns by what they are for, as numbers (rewards) or marks, and what is wrong with the others."""
+    columns, problems = dataset.try_columns([name for name in names.values() if name is not None])
+    found: dict[str, np.ndarray] = {}
+    for key, name in names.items():
+        if name is None or name not in columns:
+            continue
+        values = columns[name]
+        if values.ndim != 1 or values.dtype.kind not in "biuf":
+            message = f"should hold one number per frame{_LABEL_ALL}"
+            problems.append(Problem(message, column=name, value=str(values.dtype)))
+            continue
+        sound = np.isfinite(values) if key == "reward" else np.isin(values, (0, 1))
+        wrong = list(by_episode(dataset.starts, np.flatnonzero(~sound)))
+        if 2 * len(wrong) > len(dataset.episode_ids):  # not a slip in some episodes: another kind of column
+            message = f"should be {'finite' if key == 'reward' else '0 or 1'} in every frame{_LABEL_ALL}"
+            problems.append(Problem(message, column=name, value=str(values[wrong[0][1][0]])))
+            continue
+        for episode, rows in wrong:
+            frame, number = int(rows[0] - dataset.starts[episode]), int(dataset.episode_ids[episode])
+            message = f"frame {frame} {'is not finite' if key == 'reward' else 'should be 0 or 1'}{_LABEL_ALL}"
+            problems.append(Problem(message, "problem", number, None, name, str(values[rows[0]])))
+        found[key] = np.where(sound, values, 0) if key == "reward" else sound & (values == 1)
+    return found, problems
+
+
+def _success_in_rewards(
+    rewards: np.ndarray, starts: Int64[np.ndarray, " episodes_plus_one"]
+) -> dict[int, Bool[np.ndarray, " steps"]]:
+    """The frames that rewards mark as a success, by episode; only of those whose rewards are of a kind that does."""
+    if not rewards.any():
+        return {}  # a placeholder looks the same as nothing but failures
+    episodes = dict(enumerate(np.split(rewards, starts[1:-1])))
+    values = set(np.unique(rewards).tolist())
+    if values <= {0, 1} or (1 in values and values <= {-1, 0, 1}):
+        return {episode: steps == 1 for episode, steps in episodes.items()}
+    # Where steps cost something, an episode of zeros tells nothing.
+    costly = {episode: steps for episode, steps in episodes.items() if steps.any()}
+    return {episode: steps == 0 for episode, steps in costly.items()} if _are_costs(list(costly.values())) else {}
+
+
+def _are_costs(episodes: Sequence[np.ndarray]) -> bool:
+    """Whether every step costs something until success, and success nothing."""
+    values = set(np.unique(np.concatenate(episodes)).tolist())
+    if values <= {-1, 0}:
+        # A -1 after a 0 is a penalty, such as for a failure.
+        return not any((np.diff(steps) < 0).any() for steps in episodes)
+    before_last = np.concatenate([steps[:-1] for steps in episodes])
+    # Distances to a goal look like costs. If none ever reaches 0, a cost is known by its being always the same.
+    same = len(np.unique(before_last)) == 1
+    return max(values) <= 0 and bool((before_last < 0).all()) and (0 in values or same)
+
+
+def _labels(dataset: Dataset, problems: list[Problem]) -> dict[int, Label]:
+    """Labels by position; those of episodes that are not there, or not selected, are ignored."""
+    labels, found = read_labels(dataset.root), {}
+    for episode, (number, length) in enumerate(
+        zip(dataset.episode_ids.tolist(), dataset.lengths.tolist(), strict=True)
+    ):
+        label = labels.get(number)
+        if label is not None and label.length not in (None, length):
+            message = f"was labelled when it had {label.length} frames, now it has {length}: label it again"
+            problems.append(Problem(message, file=LABEL_FILE, episode=number))
+        elif label is not None:
+            found[episode] = label
+    return found
+
+
+def _listed_success(dataset: Dataset) -> tuple[dict[int, bool], dict[int, tuple[str, ...]]]:
+    """What success fields that recorders add to the episode metadata say, and the fields that are not understood."""
+    found: dict[int, bool] = {}
+    unread: dict[int, tuple[str, ...]] = {}
+    for episode, number in enumerate(dataset.episode_ids.tolist()):
+        listed = dataset.listing.episodes.get(number)
+        fields = {name: value for name, value in listed.extra.items() if value is not None} if listed else {}
+        answers = (_to_bool(fields.get(name)) for name in SUCCESS_COLUMNS)
+        if (success := next((answer for answer in answers if answer is not None), None)) is not None:
+            found[episode] = success
+        elif sounding := tuple(name for name in fields if _SOUNDS_LIKE_OUTCOME.search(name)):
+            unread[episode] = sounding
+    return found, unread
+
+
+def _to_bool(value: Any) -> bool | None:
+    if isinstance(value, str):
+        return yes_or_no(value)
+    return bool(value) if isinstance(value, bool | int | float) and value in (0, 1) else None
+
+
+# --- what follows from it ----------------------------------------------------------------------------------------------
+
+
+def _find_ending(
+    sources: OutcomeSources, config: OutcomeConfig, episode: int, first: int, last: int
+) -> tuple[bool | None, int, bool] | None:
+    """Success (if known), the row after the last one used, and whether it truly ended there; None where nothing tells."""
+    success, at = sources.success(episode, first, last)
+    may_tell = sources.has_rewards(episode) or sources.unread_columns or episode in sources.unread_fields
+    if success is None and config.unlabelled == "success" and not may_tell:
+        success, at = True, last - 1
+    has_reward = sources.reward is not None or sources.label(episode).reward is not None
+    if success is None and not (config.reward == "raw" and has_reward):
+        return None
+    if success:
+        return True, at + 1, True
+    truncated = sources.truncated(episode, last)
+    if truncated is None:
+        by_default = "timeout" if config.reward == "step_penalty" else "terminal"
+        truncated = (by_default if config.failures == "auto" else config.failures) == "timeout"
+    return success, last, not truncated
+
+
+def _early_marks(
+    sources: OutcomeSources, episode: int, number: int, first: int, last: int, end: int
+) -> Iterator[Problem]:
+    """Ends that are marked where an episode goes on, unless a label says how it ended.
+
+    Some recorders go on for a moment after the end: marks that last until the end of the recording are a note.
+    """
+    label = sources.label(episode)
+    if label.success is not None or label.truncated is not None:
+        return
+    for key in (key for key in END_COLUMNS if key in sources.columns):
+        marks = sources.columns[key]
+        unmarked, early = np.flatnonzero(~marks[first:last]), np.flatnonzero(marks[first : end - 1])
+        if not len(early):
+            continue
+        if not len(unmarked) or early[0] > unmarked[-1]:
+            message = "marks several frames up to the last as the end; the last one is taken"
+            yield Problem(message, "note", number, None, sources.names[key])
+        else:
+            message = (
+                f"frame {early[0]} is marked as the end, but the episode goes on: label it (pirl data label), which is "
+                "believed before the mark"
+            )
+            yield Problem(message, "problem", number, None, sources.names[key])
+
+
+def _silences(silent: Mapping[str, Sequence[int]]) -> Iterator[Problem]:
+    """Episodes that say nothing, with what to do about them."""
+    for advice, numbers in silent.items():
+        listed = ", ".join(map(str, numbers[:10])) + (f" and {len(numbers) - 10} more" if len(numbers) > 10 else "")
+        plural = "episodes say" if len(numbers) > 1 else "episode says"
+        yield Problem(f"{len(numbers)} {plural} nothing about success ({listed}){advice}")
+
+
+def _advice(sources: OutcomeSources, episode: int) -> str:
+    columns = " and ".join(sources.unread_columns)
+    if sources.has_rewards(episode):
+        rewards = np.zeros(1) if sources.reward is None else sources.reward
+        perhaps = f" (perhaps {columns})" if columns else ""
+        return _WITH_REWARDS.format(perhaps=perhaps, low=rewards.min(), high=rewards.max())
+    if columns:
+        return _WITH_COLUMNS.format(names=columns)
+    if episode in sources.unread_fields:
+        return _WITH_FIELDS.format(names=" and ".join(sources.unread_fields[episode]))
+    return _WITH_ZEROS if sources.has_only_zeros else _WITHOUT_REWARDS
+
+
+def _placeholders(
+    sources: OutcomeSources, starts: Sequence[int], success: Int8[np.ndarray, " episodes"]
+) -> Iterator[Problem]:
+    """Rewards that were passed over, and what the episodes were taken for without them."""
+    if not sources.has_only_zeros:
+        return
+    silent = [e for e in range(len(success)) if sources.success(e, starts[e], starts[e + 1])[0] is None]
+    if silent:
+        successes = int((success[silent] != -1).sum())
+        taken = f"episodes that are taken for successes: {successes}" if successes else "taken as it is"
+        message = f"is 0 throughout, which says nothing about success; {taken}"
+        yield Problem(message, "note", column=sources.names["reward"])
+
+
+def _rewards(
+    sources: OutcomeSources, config: OutcomeConfig, episode: int, first: int, end: int, succeeded: bool
+) -> Float32[np.ndarray, " steps"]:
+    if config.reward == "raw":
+        if (labelled := sources.label(episode).reward) is not None:
+            return np.r_[np.zeros(end - first - 1), labelled].astype(np.float32)
+        if sources.reward is not None:
+            return sources.reward[first:end].astype(np.float32)
+    return shaped_rewards(config, succeeded, end - first)

@@ -1,4 +1,4 @@
-"""The one place where a robot's data becomes what a policy takes, and what a policy gives becomes the robot's actions."""
+"""Between a robot and a policy: the robot's data become the policy's inputs, the policy's outputs the robot's actions."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -17,15 +17,15 @@ from pirl.models.tokenizer import Tokenizer
 from pirl.models.types import Array
 
 Tokens = tuple[Int[np.ndarray, "*batch tokens"], Bool[np.ndarray, "*batch tokens"]]
-# Prompts remembered with their tokens; a robot in the field may be told anything, so there is a limit.
-_MAX_REMEMBERED = 10_000
+# Prompts whose tokens are cached; a deployed robot may be given any number of them.
+_MAX_CACHED = 10_000
 
 
 class PolicyIO:
     """Batches between one robot and one model: prepared as OpenPI prepares them, and brought back.
 
-    The order is OpenPI's: the robot's own transforms, normalisation (quantiles for π₀.₅), tokens, padding. Without
-    statistics nothing is normalised.
+    The order is OpenPI's: the robot's own transforms, normalization (quantiles for π₀.₅), tokens, padding. Without
+    statistics nothing is normalized.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class PolicyIO:
             )
         if tokenizer is None and config.max_token_len:
             raise ConfigError(
-                f"the model takes prompts (max_token_len = {config.max_token_len}): a tokeniser is needed."
+                f"the model takes prompts (max_token_len = {config.max_token_len}): a tokenizer is needed."
             )
         self.robot = robot
         self.config = config
@@ -55,7 +55,7 @@ class PolicyIO:
         action_dim = robot.action_dim or widths.get("actions")
         self._pad = PadToWidth(config.action_dim, state_dim, action_dim)
         self._tokenizer = tokenizer
-        self._remembered: dict[str, Tokens] = {}
+        self._cached: dict[str, Tokens] = {}
 
     def observation(
         self,
@@ -63,34 +63,33 @@ class PolicyIO:
         state: Float[np.ndarray, "b state_dim"],
         prompts: Sequence[str] | None = None,
     ) -> Observation:
-        """What the model sees of a batch: images by camera slot, raw states, and a prompt each (or the robot's own).
+        """The model's input: images by camera slot, raw states, and a prompt each (or the robot's default).
 
         Every camera the robot maps must be given; slots of the model that it does not map are black and masked, and
-        images of other cameras are left aside.
+        images of other cameras are ignored.
         """
         scaled = self._scale(self._adapt({"state": state}))
         data: dict[str, Any] = {"state": self._pad(scaled)["state"].astype(np.float32), "image": {}, "image_mask": {}}
         for slot in self.config.cameras:
             data["image"][slot] = self._image(slot, images, len(state))
             data["image_mask"][slot] = np.full(len(state), slot in self.robot.cameras)
-        if self._tokenizer is not None and self.config.max_token_len:
-            tokens = self._tokenize(self._tokenizer, self._prompts(prompts, len(state)), scaled["state"])
+        if (tokens := self._tokenize(prompts, len(state), scaled["state"])) is not None:
             data["tokenized_prompt"], data["tokenized_prompt_mask"] = tokens
         return Observation.from_dict(data, self.config)
 
     def prompt_tokens(self, prompts: Sequence[str], state: Float[np.ndarray, "b state_dim"]) -> Tokens:
-        """Tokens and masks alone, for other prompts of observations whose pictures are prepared; states are raw."""
-        if self._tokenizer is None or not self.config.max_token_len:
-            raise ConfigError("the model takes no prompts (max_token_len = 0), so there is nothing to tokenise.")
+        """Tokens and masks alone, for other prompts of the same observations; states are raw."""
         scaled = self._scale(self._adapt({"state": state}))
-        tokens, masks = self._tokenize(self._tokenizer, self._prompts(prompts, len(state)), scaled["state"])
-        return tokens.astype(np.int32), masks
+        tokens = self._tokenize(prompts, len(state), scaled["state"])
+        if tokens is None:
+            raise ConfigError("the model takes no prompts (max_token_len = 0), so there is nothing to tokenize.")
+        return tokens[0].astype(np.int32), tokens[1]
 
     def check_prompts(self, prompts: Sequence[str], state_dim: int) -> None:
         """Raise if a prompt does not fit the model, as it might otherwise only hours into a run."""
-        if self._tokenizer is not None and self.config.max_token_len and prompts:
+        if prompts:
             # Where the prompt spells the state, three digits for each number are the most it takes.
-            self._tokenize(self._tokenizer, list(prompts), np.ones((len(prompts), state_dim)))
+            self._tokenize(prompts, len(prompts), np.ones((len(prompts), state_dim)))
 
     def actions(
         self, actions: Float[np.ndarray, "*batch horizon robot_dim"], state: Float[np.ndarray, "*state_batch state_dim"]
@@ -104,7 +103,7 @@ class PolicyIO:
         model_actions: Float[Array, "*batch horizon action_dim"],
         state: Float[np.ndarray, "*state_batch state_dim"],
     ) -> Float32[np.ndarray, "*batch horizon robot_dim"]:
-        """What the model gave as actions of the robot. Several chunks per state, [B, n, H, D] and [B, S], are welcome."""
+        """The model's actions in the robot's units. There may be several chunks per state: [B, n, H, D] and [B, S]."""
         unscaled = self._scale.inverse(self._pad.inverse({"actions": np.asarray(model_actions, np.float32)}))
         return self._adapt.inverse(self._adapt({"state": state}) | unscaled)["actions"].astype(np.float32)
 
@@ -121,23 +120,22 @@ class PolicyIO:
             )
         return resize_with_pad(images[slot], height, width)
 
-    def _prompts(self, prompts: Sequence[str] | None, batch: int) -> Sequence[str]:
+    def _tokenize(self, prompts: Sequence[str] | None, batch: int, state: Float[np.ndarray, "b s"]) -> Tokens | None:
+        """Tokens and masks of a batch of prompts and scaled states; None for a model without prompts."""
+        if self._tokenizer is None or not self.config.max_token_len:
+            return None
         if prompts is None:
             if self.robot.default_prompt is None:
                 raise DataError(f"no prompts, and robot {self.robot.name!r} has no default_prompt: give one of them.")
-            return [self.robot.default_prompt] * batch
-        if isinstance(prompts, str) or len(prompts) != batch:
+            prompts = [self.robot.default_prompt] * batch
+        elif isinstance(prompts, str) or len(prompts) != batch:
             raise DataError(f"prompts should be {batch} texts, one per state; got {prompts!r:.80}.")
-        return prompts
-
-    def _tokenize(self, tokenizer: Tokenizer, prompts: Sequence[str], state: Float[np.ndarray, "b s"]) -> Tokens:
-        """Tokens and masks of a batch. Only prompts that do not spell the state can be met again."""
-        if self.config.discrete_state_input:
-            pairs = [tokenizer(prompt, values) for prompt, values in zip(prompts, state, strict=True)]
+        if self.config.discrete_state_input:  # the prompt spells the state: no two are the same
+            pairs = [self._tokenizer(prompt, values) for prompt, values in zip(prompts, state, strict=True)]
         else:
-            known = {prompt: self._remembered.get(prompt) or tokenizer(prompt) for prompt in set(prompts)}
-            if len(self._remembered) < _MAX_REMEMBERED:
-                self._remembered.update(known)
+            known = {prompt: self._cached.get(prompt) or self._tokenizer(prompt) for prompt in set(prompts)}
+            if len(self._cached) < _MAX_CACHED:
+                self._cached.update(known)
             pairs = [known[prompt] for prompt in prompts]
         tokens, masks = zip(*pairs, strict=True)
         return np.stack(tokens), np.stack(masks)

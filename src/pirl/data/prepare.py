@@ -14,9 +14,9 @@ from pirl.data.chunks import Trajectories
 from pirl.data.corrections import INTERVENTION_COLUMNS, human_throughout, read_interventions
 from pirl.data.frame_cache import FrameCacheConfig, open_frames
 from pirl.data.lerobot.reader import Dataset
+from pirl.data.norm_stats import compute_norm_stats, degenerate_dimensions, safe_scales, sample_range
 from pirl.data.outcomes import OutcomeConfig, Outcomes, read_outcomes
 from pirl.data.robots import Robot
-from pirl.data.statistics import compute_norm_stats, degenerate_dimensions, safe_scales, sample_range
 from pirl.data.transforms import make_mask
 from pirl.errors import CheckpointError, ConfigError, DataError
 from pirl.files import cache_directory

@@ -3,7 +3,7 @@
 import dataclasses
 import json
 import os
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -13,7 +13,7 @@ from pirl.errors import ConfigError, did_you_mean
 from pirl.imports import load_named
 
 Adapt = Literal["none", "aloha"]
-_MOST_DIMENSIONS = 10_000
+_MAX_DIMENSIONS = 10_000
 
 
 @dataclass(frozen=True)
@@ -37,34 +37,31 @@ class Robot:
     action_dim: int | None = None
 
     def __post_init__(self) -> None:
-        def refuse(problem: str) -> ConfigError:
-            return ConfigError(f"robot {self.name!r}: {problem}")
+        for problem in self._problems():
+            raise ConfigError(f"robot {self.name!r}: {problem}")
 
+    def _problems(self) -> Iterator[str]:
         if self.adapt not in get_args(Adapt):
-            raise refuse(f"adapt = {self.adapt!r} is none of {', '.join(get_args(Adapt))}.")
-        for field in ("state", "actions"):
-            if not getattr(self, field):
-                raise refuse(f"{field} names no dataset column; it needs at least one.")
+            yield f"adapt = {self.adapt!r} is none of {', '.join(get_args(Adapt))}."
+        for name in ("state", "actions"):
+            if not getattr(self, name):
+                yield f"{name} names no dataset column; it needs at least one."
         covered = sum(map(abs, self.delta))
-        mask = make_mask(*self.delta) if covered <= _MOST_DIMENSIONS else ()
-        needed = {"state_dim": max((dim + 1 for dim, relative in enumerate(mask) if relative), default=0)}
-        if covered > _MOST_DIMENSIONS:
-            raise refuse(f"delta = {self.delta!r:.60} covers more than {_MOST_DIMENSIONS} dimensions.")
-        for field in ("state_dim", "action_dim"):
-            dim = getattr(self, field)
+        if covered > _MAX_DIMENSIONS:
+            yield f"delta = {self.delta!r:.60} covers more than {_MAX_DIMENSIONS} dimensions."
+        relative = max((dim + 1 for dim, is_relative in enumerate(make_mask(*self.delta)) if is_relative), default=0)
+        for name, dim, needed in (("state_dim", self.state_dim, relative), ("action_dim", self.action_dim, covered)):
             if dim is None:
                 continue
             if dim < 1:
-                raise refuse(f"{field} = {dim} must be positive.")
-            if dim < needed.get(field, covered):
-                raise refuse(
-                    f"delta = {self.delta} needs {needed.get(field, covered)} dimensions, but {field} = {dim}."
-                )
+                yield f"{name} = {dim} must be positive."
+            if dim < needed:
+                yield f"delta = {self.delta} needs {needed} dimensions, but {name} = {dim}."
             if self.adapt == "aloha" and dim != ALOHA_DIM:
-                raise refuse(f"adapt = 'aloha' is for {ALOHA_DIM} dimensions, but {field} = {dim}.")
+                yield f"adapt = 'aloha' is for {ALOHA_DIM} dimensions, but {name} = {dim}."
 
     def transforms(self) -> Pipeline:
-        """What its states and actions go through before they are normalised."""
+        """What its states and actions go through before they are normalized."""
         mask = make_mask(*self.delta)
         joints = self.joint_transforms()
         return Pipeline((*joints.transforms, DeltaActions(mask))) if any(mask) else joints
@@ -80,27 +77,27 @@ class Robot:
 
     @classmethod
     def from_dict(cls, data: Any) -> "Robot":
-        """Read a robot from a configuration file; what is unknown, missing or of the wrong kind is named."""
+        """Read a robot from a configuration file; what is unknown, missing or of the wrong type is named."""
         if not isinstance(data, Mapping):
             raise ConfigError(f"a robot is described by a mapping; got {data!r:.60}.")
         where = f"robot {data['name']!r}" if "name" in data else "a robot's description"
-        for key in data:
-            if key not in _KINDS:
-                raise ConfigError(f"{where} has an unknown field {key!r}. {_nearest(str(key), _KINDS)}")
         required = [field.name for field in dataclasses.fields(cls) if field.default is dataclasses.MISSING]
+        for key, value in data.items():
+            if key not in _FIELDS:
+                known = ", ".join(_FIELDS)
+                raise ConfigError(
+                    f"{where} has an unknown field {key!r}. {did_you_mean(str(key), _FIELDS)}Known: {known}."
+                )
+            is_valid, wanted = _FIELDS[key]
+            if not (is_valid(value) or (value is None and key not in required)):
+                raise ConfigError(f"{where}: {key} should be {wanted}; it is {value!r:.60}.")
         if missing := [name for name in required if name not in data]:
             raise ConfigError(f"{where} lacks {', '.join(missing)}.")
         fields: dict[str, Any] = {}
         for key, value in data.items():
-            fits, wanted = _KINDS[key]
-            if not fits(value):
-                raise ConfigError(f"{where}: {key} should be {wanted}; it is {value!r:.60}.")
-            fields[key] = tuple(value) if isinstance(value, list) else value
+            if value is not None:
+                fields[key] = tuple(value) if isinstance(value, list) else value
         return cls(**fields)
-
-
-def _is_text(value: Any) -> bool:
-    return isinstance(value, str)
 
 
 def _is_list(value: Any, kind: type) -> bool:
@@ -108,22 +105,24 @@ def _is_list(value: Any, kind: type) -> bool:
     return isinstance(value, list | tuple) and all(type(entry) is kind for entry in value)
 
 
-# What a configuration file may say in each field.
-_COLUMNS: tuple[Callable[[Any], bool], str] = (lambda value: _is_list(value, str), "a list of dataset columns")
-_DIM: tuple[Callable[[Any], bool], str] = (lambda value: value is None or _is_list([value], int), "a number, or null")
-_KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+# What a configuration file may say in each field; those that are not required may be null.
+_FIELDS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "name": (_is_text, "text"),
     "cameras": (
         lambda value: isinstance(value, Mapping) and _is_list([*value, *value.values()], str),
         "a mapping from camera slots to dataset features",
     ),
-    "state": _COLUMNS,
-    "actions": _COLUMNS,
+    "state": (lambda value: _is_list(value, str), "a list of dataset columns"),
+    "actions": (lambda value: _is_list(value, str), "a list of dataset columns"),
     "delta": (lambda value: _is_list(value, int), "a list of numbers such as [6, -1]"),
     "adapt": (_is_text, "text"),
-    "default_prompt": (lambda value: value is None or _is_text(value), "text, or null"),
-    "state_dim": _DIM,
-    "action_dim": _DIM,
+    "default_prompt": (_is_text, "text, or null"),
+    "state_dim": (lambda value: type(value) is int, "a number, or null"),
+    "action_dim": (lambda value: type(value) is int, "a number, or null"),
 }
 
 
@@ -221,31 +220,25 @@ def get_robot(name: str) -> Robot:
     if name in _PRESETS:
         return _PRESETS[name]
     raise ConfigError(
-        f"no robot preset is named {name!r}. {_nearest(name, _PRESETS)} "
+        f"no robot preset is named {name!r}. {did_you_mean(name, _PRESETS)}Known: {', '.join(_PRESETS)}. "
         "Another robot is described by its cameras, state and actions."
     )
 
 
 def load_robot(name: str) -> Robot:
     """A preset, a robot described in a JSON file, or that of an environment's adapter (`file.py:Class`)."""
-    if not name.endswith(".json"):
-        return _robot_of_class(name) if ":" in name else get_robot(name)
-    try:
-        file = Path(os.path.expanduser(name))
-        if file.exists() and not file.is_file():
-            raise ValueError("it is not a regular file")
-        content = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise ConfigError(f"{name} cannot be read as a robot's description: {error}.") from error
-    return Robot.from_dict(content)
-
-
-def _robot_of_class(name: str) -> Robot:
+    if name.endswith(".json"):
+        try:
+            file = Path(os.path.expanduser(name))
+            if file.exists() and not file.is_file():
+                raise ValueError("it is not a regular file")
+            content = json.loads(file.read_text(encoding="utf-8"))
+        except (OSError, ValueError, RecursionError) as error:
+            raise ConfigError(f"{name} cannot be read as a robot's description: {error}.") from error
+        return Robot.from_dict(content)
+    if ":" not in name:
+        return get_robot(name)
     robot = getattr(load_named(name, "robot"), "robot", None)
     if not isinstance(robot, Robot):
         raise ConfigError(f"{name} has no class attribute robot, a pirl.data.Robot; it has {robot!r:.60}.")
     return robot
-
-
-def _nearest(name: str, known: Collection[str]) -> str:
-    return f"{did_you_mean(name, known)}Known: {', '.join(known)}."

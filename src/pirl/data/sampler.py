@@ -1,8 +1,10 @@
 """Which chunks come next: a pure function of seed and step, so that a few bytes resume it exactly, on any host."""
 
 import hashlib
+import queue
+import threading
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from fractions import Fraction
 from functools import cached_property
 from typing import Any, Protocol, runtime_checkable
@@ -11,16 +13,13 @@ import jax
 import numpy as np
 from jaxtyping import Float, Int64
 
-from pirl.data.chunks import ChunkBatch, ChunkShape, Trajectories, cut_chunks
+from pirl.data.chunks import ChunkBatch, ChunkShape, Trajectories, gather_chunks
 from pirl.data.policy_io import PolicyIO
 from pirl.errors import ConfigError, DataError
 
-# Numbers by which states of before told a dataset: its ratio (two), its seed, and the number of its anchors.
-_ONCE_TOLD = 4
 
-
-class AnchorStream:
-    """An endless order of anchor rows: epoch after epoch, and within an epoch memory pool after memory pool.
+class ChunkIndexSampler:
+    """An endless order of start indices: epoch after epoch, and within an epoch memory pool after memory pool.
 
     An epoch deals the episodes out to pools anew and shuffles the rows inside each pool, so that only one pool's frames
     are in use at a time. Rows of equal weight come once per epoch; otherwise they are drawn in proportion to their
@@ -52,12 +51,12 @@ class AnchorStream:
         if not self.size:
             raise DataError("no frames are left to sample from: the filters and weights exclude every episode.")
         self._uniform = len(np.unique(weights[np.concatenate(self._rows)])) == 1
-        self._pool_size = episodes_per_memory_pool or len(self._rows)
+        self._pool_size = min(episodes_per_memory_pool or len(self._rows), len(self._rows))
         self._orders: OrderedDict[int, tuple[np.ndarray, np.ndarray]] = OrderedDict()
 
     @cached_property
     def identity(self) -> list[int]:
-        """What its order follows from: seed, number of anchors, episodes in a pool, and a digest of rows and weights."""
+        """What determines the order: seed, number of rows, episodes in a pool, and a digest of rows and weights."""
         digest = hashlib.blake2b(digest_size=6)  # a number of that size is exact in any JSON
         rows = np.concatenate(self._rows)
         for array in (np.array([len(episode) for episode in self._rows]), rows):
@@ -65,17 +64,17 @@ class AnchorStream:
         if not self._uniform:
             # In float32: another machine may round the last bit otherwise.
             digest.update(self._weights[rows].astype("<f4").tobytes())
-        return [self.seed, self.size, min(self._pool_size, len(self._rows)), int.from_bytes(digest.digest(), "big")]
+        return [self.seed, self.size, self._pool_size, int.from_bytes(digest.digest(), "big")]
 
     def take(self, position: int, count: int) -> Int64[np.ndarray, " count"]:
-        """Anchors number position, …, position + count - 1 of the stream."""
-        parts = []
+        """Start indices number position, …, position + count - 1."""
+        parts = [np.empty(0, np.int64)]
         while count > 0:
             epoch, offset = divmod(position, self.size)
             part = self._epoch(epoch)[0][offset : offset + count]
             parts.append(part)
             position, count = position + len(part), count - len(part)
-        return np.concatenate(parts) if parts else np.empty(0, np.int64)
+        return np.concatenate(parts)
 
     def pool_at(self, position: int) -> tuple[int, int]:
         """Epoch and memory pool of a position."""
@@ -83,27 +82,27 @@ class AnchorStream:
         return epoch, int(np.searchsorted(self._epoch(epoch)[1], offset, side="right"))
 
     def _epoch(self, epoch: int) -> tuple[Int64[np.ndarray, " size"], Int64[np.ndarray, " pools"]]:
-        """The anchors of an epoch in order, and where each pool ends. The two last used are kept."""
+        """The rows of an epoch in order, and where each pool ends. The two last used are kept."""
         if epoch not in self._orders:
             rng = np.random.default_rng([self.seed, epoch])
             dealt = [self._rows[episode] for episode in rng.permutation(len(self._rows))]
             pools = [np.concatenate(dealt[i : i + self._pool_size]) for i in range(0, len(dealt), self._pool_size)]
-            order = [rng.permutation(pool) for pool in pools] if self._uniform else self._draw(rng, pools)
+            order = [rng.permutation(pool) for pool in pools] if self._uniform else self._by_weight(rng, pools)
             self._orders[epoch] = np.concatenate(order), np.cumsum([len(pool) for pool in order])
             if len(self._orders) > 2:
                 self._orders.popitem(last=False)
         self._orders.move_to_end(epoch)
         return self._orders[epoch]
 
-    def _draw(self, rng: np.random.Generator, pools: list[np.ndarray]) -> list[np.ndarray]:
+    def _by_weight(self, rng: np.random.Generator, pools: list[np.ndarray]) -> list[np.ndarray]:
         """As many rows as there are, shared out to the pools by weight and drawn by weight inside each."""
         totals = np.cumsum([self._weights[pool].sum() for pool in pools])
         counts = np.diff(np.round(totals / totals[-1] * self.size).astype(int), prepend=0)
         order = []
         for pool, count in zip(pools, counts, strict=True):
             cumulative = np.cumsum(self._weights[pool])
-            places = np.searchsorted(cumulative, rng.random(count) * cumulative[-1], side="right")
-            order.append(pool[np.minimum(places, len(pool) - 1)])
+            drawn = np.searchsorted(cumulative, rng.random(count) * cumulative[-1], side="right")
+            order.append(pool[np.minimum(drawn, len(pool) - 1)])
         return order
 
 
@@ -111,8 +110,8 @@ class AnchorStream:
 class Source(Protocol):
     """Something to draw chunks from."""
 
-    def cut(self, position: int, count: int, shape: ChunkShape) -> ChunkBatch:
-        """The samples number position, …, position + count - 1 that this source gives."""
+    def gather(self, position: int, count: int, shape: ChunkShape) -> ChunkBatch:
+        """The samples number position, …, position + count - 1 of this source."""
         ...
 
     def identity(self) -> list[int]:
@@ -121,29 +120,27 @@ class Source(Protocol):
 
 
 class DatasetSource:
-    """Chunks of a fixed dataset, in the order of its stream."""
+    """Chunks of a fixed dataset, in the order of its start indices."""
 
-    def __init__(self, trajectories: Trajectories, stream: AnchorStream, policy_io: PolicyIO):
-        self.trajectories, self.stream, self.policy_io = trajectories, stream, policy_io
+    def __init__(self, trajectories: Trajectories, indices: ChunkIndexSampler, policy_io: PolicyIO):
+        self.trajectories, self.indices, self.policy_io = trajectories, indices, policy_io
         used = [trajectories.prompts[prompt] for prompt in np.unique(trajectories.prompt_of_row).tolist()]
         policy_io.check_prompts(used, trajectories.states.shape[1])
         self._pool: tuple[int, int] | None = None
 
-    def cut(self, position: int, count: int, shape: ChunkShape) -> ChunkBatch:
-        """The next samples of the stream."""
-        pool = self.stream.pool_at(position)
+    def gather(self, position: int, count: int, shape: ChunkShape) -> ChunkBatch:
+        """The next samples; releases the frames of a memory pool that is used up."""
+        pool = self.indices.pool_at(position)
         if self._pool not in (None, pool):
-            # The pool is used up: let go of its pages.
             for frames in self.trajectories.frames.values():
-                release = getattr(frames, "release", None)
-                if release is not None:
-                    release()
+                if hasattr(frames, "release"):
+                    frames.release()
         self._pool = pool
-        return cut_chunks(self.trajectories, self.stream.take(position, count), shape, self.policy_io)
+        return gather_chunks(self.trajectories, self.indices.take(position, count), shape, self.policy_io)
 
     def identity(self) -> list[int]:
-        """That of its stream."""
-        return self.stream.identity
+        """That of its start indices."""
+        return self.indices.identity
 
 
 class ChunkSampler:
@@ -172,9 +169,8 @@ class ChunkSampler:
             raise ConfigError(
                 f"the batch size should be a multiple of the number of processes ({process_count}); it is {batch_size}."
             )
-        total = sum(ratios)
         # 0.3 means three tenths, not the nearest binary number.
-        self._ratios = [Fraction(ratio / total).limit_denominator(1_000_000) for ratio in ratios]
+        self._ratios = [Fraction(ratio / sum(ratios)).limit_denominator(1_000_000) for ratio in ratios]
         if any(exact == 0 < ratio for exact, ratio in zip(self._ratios, ratios, strict=True)):
             raise ConfigError(f"a ratio below a millionth of the others would never be drawn; got {ratios}.")
         self._sources, self._shape = list(sources), shape
@@ -187,7 +183,7 @@ class ChunkSampler:
         first = step * self.batch_size + self._process_index * self._local_size
         before, after = self._positions(first), self._positions(first + self._local_size)
         parts = [
-            source.cut(position, end - position, self._shape)
+            source.gather(position, end - position, self._shape)
             for source, position, end in zip(self._sources, before, after, strict=True)
             if end > position
         ]
@@ -211,27 +207,103 @@ class ChunkSampler:
         return batch
 
     def state(self) -> dict[str, Any]:
-        """All that is needed to go on from here."""
+        """All that is needed to continue from here."""
         return {"step": self.step, **self._identity()}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from a saved state."""
+        """Continue from a saved state."""
         for key, now in self._identity().items():
-            if state.get(key) != now and not (key == "sources" and _is_as_once_told(state.get(key), now)):
+            if state.get(key) != now:
                 raise ConfigError(
-                    f"the sampler was saved with {key} = {state.get(key)} and cannot go on with {now}: its samples would "
-                    "come in another order."
+                    f"the sampler was saved with {key} = {state.get(key)} and cannot continue with {now}: its samples "
+                    "would come in another order."
                 )
         self.step = int(state["step"])
 
     def _identity(self) -> dict[str, Any]:
-        sources = [[ratio.numerator, ratio.denominator] for ratio in self._ratios]
         return {
             "batch_size": self.batch_size,
-            "sources": [numbers + source.identity() for numbers, source in zip(sources, self._sources, strict=True)],
+            "sources": [
+                [ratio.numerator, ratio.denominator, *source.identity()]
+                for ratio, source in zip(self._ratios, self._sources, strict=True)
+            ],
         }
 
 
-def _is_as_once_told(saved: Any, now: list[list[int]]) -> bool:
-    """Whether a state of an earlier version, which told less of its sources, agrees with these as far as it tells."""
-    return isinstance(saved, list) and saved == [source[:_ONCE_TOLD] for source in now]
+class Loader:
+    """An endless iterator over a sampler's batches, on device and sharded; `prefetch=0` prepares them on demand.
+
+    A batch prepared ahead does not see what is added to a replay buffer meanwhile: with one, use `prefetch=0` where a
+    run has to repeat exactly. `state()` belongs to the batch that comes next, whatever has been prepared ahead of it.
+    """
+
+    def __init__(self, sampler: ChunkSampler, *, sharding: jax.sharding.Sharding | None = None, prefetch: int = 2):
+        self._sampler, self._sharding = sampler, sharding
+        self._next_step = sampler.step
+        self._ready: queue.Queue[Any] = queue.Queue(maxsize=max(prefetch, 1))
+        self._stopped = threading.Event()
+        self._thread: threading.Thread | None = None
+        if prefetch:
+            self._thread = threading.Thread(target=self._work, name="pirl-loader", daemon=True)
+            self._thread.start()
+
+    def __iter__(self) -> Iterator[ChunkBatch]:
+        return self
+
+    def __next__(self) -> ChunkBatch:
+        if self._stopped.is_set():
+            raise StopIteration
+        item = self._wait() if self._thread is not None else self._prepare(self._next_step)
+        if isinstance(item, BaseException):
+            self.close()
+            raise item
+        self._next_step += 1
+        return item
+
+    def _wait(self) -> Any:
+        while True:
+            try:
+                return self._ready.get(timeout=1.0)
+            except queue.Empty:
+                if self._stopped.is_set():
+                    raise StopIteration from None
+
+    def state(self) -> dict[str, Any]:
+        """The sampler's state as of the next batch."""
+        return {**self._sampler.state(), "step": self._next_step}
+
+    def close(self) -> None:
+        """Stop the background thread."""
+        self._stopped.set()
+        while self._thread is not None and self._thread.is_alive():
+            while not self._ready.empty():
+                self._ready.get_nowait()
+            self._thread.join(timeout=0.05)
+
+    def __enter__(self) -> "Loader":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _prepare(self, step: int) -> ChunkBatch:
+        batch = self._sampler.batch(step)
+        if self._sharding is None:
+            return jax.device_put(batch)  # without a copy where the device is the host's memory
+        return jax.tree.map(lambda x: jax.make_array_from_process_local_data(self._sharding, x), batch)
+
+    def _work(self) -> None:
+        step = self._next_step
+        item: Any = None
+        while not self._stopped.is_set() and not isinstance(item, BaseException):
+            try:
+                item = self._prepare(step)
+            except BaseException as error:  # raised in the consumer's thread
+                item = error
+            while not self._stopped.is_set():
+                try:
+                    self._ready.put(item, timeout=0.1)
+                    break
+                except queue.Full:
+                    continue
+            step += 1

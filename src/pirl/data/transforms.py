@@ -1,9 +1,9 @@
 """What happens to states and actions between a robot and a model, each step with its inverse, equal to OpenPI's.
 
 A transform maps a dictionary with `state` [..., S] and `actions` [..., H, A] (either may be absent, other entries pass)
-to a new one and leaves what it was given untouched. The axes in front are batches; actions may have more of them than
-the state, which then serves all. Arithmetic follows OpenPI: the constants of ALOHA and the statistics are float64, so
-these steps turn float32 data into float64; the others keep its dtype. Rounding for the model is left to the very end.
+to a new one and leaves its input untouched. The axes in front are batches; actions may have more of them than the state,
+which then serves all. Arithmetic follows OpenPI: the constants of ALOHA and the statistics are float64, so these steps
+turn float32 data into float64; the others keep its dtype. Rounding for the model is left to the very end.
 """
 
 from collections.abc import Callable, Mapping
@@ -13,12 +13,18 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 from jaxtyping import Float
 
-from pirl.data.statistics import EPSILON
+from pirl.data.norm_stats import EPSILON
 from pirl.errors import DataError
 from pirl.interop.norm_stats import NormStats
 
 Data = Mapping[str, np.ndarray]
 Values = Float[np.ndarray, "..."]
+
+
+def indicate(prompt: str, positive: bool) -> str:
+    """The prompt with an advantage indicator, by which a policy can be asked for good actions."""
+    task = prompt.strip().rstrip(".")
+    return f"{task}{'. ' if task else ''}Advantage: {'positive' if positive else 'negative'}"
 
 
 @runtime_checkable
@@ -60,7 +66,7 @@ class Pipeline:
 ALOHA_DIM = 14
 _FLIPS = np.array([1, -1, -1, 1, 1, 1, 1] * 2)
 _GRIPPERS = [6, 13]
-# The gripper's fingers are driven by a horn and an arm (metres); ALOHA reports how far they are apart, π₀ the angle.
+# The gripper's fingers are driven by a horn and an arm (meters); ALOHA reports how far they are apart, π₀ the angle.
 _ARM, _HORN = 0.036, 0.022
 _FINGER_RANGE = (0.01844, 0.05800)
 _ANGLE_RANGE = (0.5476, 1.6296)
@@ -135,7 +141,7 @@ class AlohaJoints:
 
 
 def make_mask(*dims: int) -> tuple[bool, ...]:
-    """Which dimensions are meant, in runs: n stands for n that are, -n for n that are not; (6, -1) is one arm."""
+    """A mask in runs: n stands for n dimensions that are set, -n for n that are not; (6, -1) is one arm."""
     return tuple(value > 0 for value in dims for _ in range(abs(value)))
 
 
@@ -155,12 +161,12 @@ class DeltaActions:
 
     def _shift(self, data: Data, combine: Callable[[Values, Values], Values]) -> dict[str, np.ndarray]:
         given = _states_and_actions(data)
-        dims = len(self.mask) - self.mask[::-1].index(True) if any(self.mask) else 0  # what follows is absolute
         if "actions" not in given:
             return dict(data)
         if "state" not in given:
             raise DataError("actions relative to the state need the state; it is not in the data.")
         state, actions = given["state"], given["actions"]
+        dims = max(np.flatnonzero(self.mask), default=-1) + 1  # the others are absolute
         if dims > min(state.shape[-1], actions.shape[-1]):
             raise DataError(
                 f"the delta mask makes {dims} dimensions relative, but the state has {state.shape[-1]} and the actions "
@@ -175,15 +181,15 @@ class DeltaActions:
         return {**data, "actions": np.concatenate([shifted, actions[..., dims:]], axis=-1)}
 
 
-# --- normalisation -----------------------------------------------------------------------------------------------
+# --- normalization ---------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Normalize:
     """States and actions to about unit size: by mean and deviation (π₀), or the 1 % and 99 % quantiles to ±1 (π₀.₅).
 
-    Statistics wider than the data are cut to it. On the way back data may be wider than the statistics (padding, which
-    means nothing): as in OpenPI, quantiles leave the rest alone and the z-score takes mean 0 and deviation 1 for it.
+    Statistics wider than the data are cut to it. On the way back data may be wider than the statistics (padding): as in
+    OpenPI, quantiles leave the rest alone and the z-score takes mean 0 and deviation 1 for it.
     """
 
     stats: Mapping[str, NormStats]
@@ -193,16 +199,16 @@ class Normalize:
         for key, stats in self.stats.items():
             if self.quantiles and (stats.q01 is None or stats.q99 is None):
                 raise DataError(
-                    f"the statistics of {key!r} have no quantiles (q01, q99), which a π₀.₅ model is normalised with: "
+                    f"the statistics of {key!r} have no quantiles (q01, q99), which a π₀.₅ model is normalized with: "
                     "compute the statistics again from the data."
                 )
 
     def __call__(self, data: Data) -> dict[str, np.ndarray]:
-        """Normalise."""
+        """Normalize."""
         result = dict(data)
         for key, values in _states_and_actions(data).items():
             width = values.shape[-1]
-            offset, scale = self._line(key)
+            offset, scale = self._offset_and_scale(key)
             if width > len(offset):
                 raise DataError(
                     f"{key} has {width} dimensions, but its statistics have {len(offset)}: they are of another robot, "
@@ -214,10 +220,10 @@ class Normalize:
         return result
 
     def inverse(self, data: Data) -> dict[str, np.ndarray]:
-        """Unnormalise."""
+        """Unnormalize."""
         result = dict(data)
         for key, values in _states_and_actions(data).items():
-            offset, scale = self._line(key)
+            offset, scale = self._offset_and_scale(key)
             width = min(values.shape[-1], len(offset))
             known, rest = np.split(values, [width], axis=-1)
             if self.quantiles:
@@ -227,16 +233,15 @@ class Normalize:
             result[key] = np.concatenate([known * scale[:width] + offset[:width], rest], axis=-1)
         return result
 
-    def _line(self, key: str) -> tuple[Float[np.ndarray, " dims"], Float[np.ndarray, " dims"]]:
-        """What is subtracted and what is divided by."""
+    def _offset_and_scale(self, key: str) -> tuple[Float[np.ndarray, " dims"], Float[np.ndarray, " dims"]]:
         if key not in self.stats:
             raise DataError(f"there are no statistics of {key!r}, only of {', '.join(self.stats) or 'nothing'}.")
         stats = self.stats[key]
-        if self.quantiles:
-            assert stats.q01 is not None
-            assert stats.q99 is not None
-            return stats.q01, stats.q99 - stats.q01 + EPSILON
-        return stats.mean, stats.std + EPSILON
+        if not self.quantiles:
+            return stats.mean, stats.std + EPSILON
+        assert stats.q01 is not None
+        assert stats.q99 is not None
+        return stats.q01, stats.q99 - stats.q01 + EPSILON
 
 
 # --- width -----------------------------------------------------------------------------------------------------------
@@ -254,14 +259,14 @@ class PadToWidth:
     action_dim: int | None
 
     def __post_init__(self) -> None:
-        for key, dim in self._dims().items():
-            self._check_fits(key, dim or 0)
+        for key in ("state", "actions"):
+            self._check_fits(key, self._dim(key) or 0)
 
     def __call__(self, data: Data) -> dict[str, np.ndarray]:
         """Pad."""
         result = dict(data)
         for key, values in _states_and_actions(data).items():
-            given, dim = values.shape[-1], self._dims()[key]
+            given, dim = values.shape[-1], self._dim(key)
             if dim is not None and given != dim:
                 raise DataError(
                     f"{key} has {given} dimensions instead of {dim}, which the robot, or its statistics, say it has. "
@@ -275,19 +280,19 @@ class PadToWidth:
         """Cut the padding off."""
         result = dict(data)
         for key, values in _states_and_actions(data).items():
-            dim = self._dims()[key]
+            dim = self._dim(key)
             if dim is None:
                 raise DataError(
                     f"how many dimensions of {key} belong to the robot is not known: give the robot its state_dim and "
-                    "action_dim, or normalisation statistics."
+                    "action_dim, or normalization statistics."
                 )
             if values.shape[-1] != self.width:
                 raise DataError(f"{key} of the model should have {self.width} dimensions, not {values.shape[-1]}.")
             result[key] = values[..., :dim]
         return result
 
-    def _dims(self) -> dict[str, int | None]:
-        return {"state": self.state_dim, "actions": self.action_dim}
+    def _dim(self, key: str) -> int | None:
+        return self.state_dim if key == "state" else self.action_dim
 
     def _check_fits(self, key: str, dim: int) -> None:
         if dim > self.width:
@@ -298,7 +303,7 @@ class PadToWidth:
 
 
 def _states_and_actions(data: Data) -> dict[str, Values]:
-    """What is there of the two, as floats (integers become float64) with the axes they must have."""
+    """Those of the two that are present, as floats (integers become float64) with the axes they must have."""
     result = {}
     for key, axes in (("state", "(..., dimensions)"), ("actions", "(..., horizon, dimensions)")):
         if key in data:

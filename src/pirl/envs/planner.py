@@ -12,10 +12,9 @@ import jax
 import numpy as np
 from jaxtyping import Float, Float32, Key, PRNGKeyArray, UInt32
 
-from pirl.data.indicators import indicate
 from pirl.data.policy_io import PolicyIO
 from pirl.data.robots import Robot, load_robot
-from pirl.data.transforms import make_mask
+from pirl.data.transforms import indicate, make_mask
 from pirl.envs.base import EnvDescription, EnvObservation
 from pirl.errors import CheckpointError, ConfigError, did_you_mean
 from pirl.interop import Checkpoint, NormStats, load_policy, open_checkpoint, resolve_config

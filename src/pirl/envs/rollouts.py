@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from jaxtyping import Float32
 
-from pirl.data.replay_episodes import Episode
+from pirl.data.replay import Episode
 from pirl.data.robots import Robot
 from pirl.envs.base import EnvDescription, EnvObservation, EnvState, Start
 from pirl.envs.experts import ExpertConfig

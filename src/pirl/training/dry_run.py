@@ -194,7 +194,7 @@ def _attempted(setup: Setup, config: RIPTConfig, replay: ReplayBuffer) -> Rollou
     size, demonstrations = setup.config.batch_size, None
     if config.bc_loss_weight > 0:
         source = setup.source(setup.config.seed)
-        demonstrations = Rows(source.trajectories, source.stream.take(0, size))
+        demonstrations = Rows(source.trajectories, source.indices.take(0, size))
     rows = Rows(replay.trajectories, np.arange(size, dtype=np.int64) % len(replay))
     worth, included = np.ones(1, np.float32), np.ones(size, bool)
     batch = cut_batch(config, rows, worth, included, setup.shape, setup.policy_io, demonstrations)

@@ -305,7 +305,7 @@ class Iterations:
         setup, demonstrations = self._setup, None
         if self._demonstrations is not None:
             first = position * setup.config.batch_size + share.start
-            chosen = self._demonstrations.stream.take(first, share.stop - share.start)
+            chosen = self._demonstrations.indices.take(first, share.stop - share.start)
             demonstrations = Rows(self._demonstrations.trajectories, chosen)
         return cut_batch(
             self._agent_config,

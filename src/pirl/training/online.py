@@ -10,7 +10,7 @@ from pirl.agents.common import Agent
 from pirl.config import OnlineConfig
 from pirl.data import ChunkBatch, ChunkSampler, PolicyIO, ReplayBuffer
 from pirl.data.outcomes import OutcomeConfig, shaped_rewards
-from pirl.data.replay_episodes import Episode
+from pirl.data.replay import Episode
 from pirl.data.robots import Robot
 from pirl.envs.pools import EnvPool
 from pirl.envs.rollouts import Rollout, make_starts, roll_out

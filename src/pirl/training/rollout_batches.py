@@ -10,9 +10,9 @@ from jaxtyping import Bool, Float32, Int64
 from pirl.agents.config import RIPTConfig
 from pirl.agents.ript import RolloutBatch, has_signal, leave_one_out, scale_advantages
 from pirl.data import ChunkBatch, ChunkShape, PolicyIO
-from pirl.data.chunks import Trajectories, cut_chunks
-from pirl.data.indicators import indicate
+from pirl.data.chunks import Trajectories, gather_chunks
 from pirl.data.policy_io import Tokens
+from pirl.data.transforms import indicate
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ class Rows:
 
     def cut(self, shape: ChunkShape, policy_io: PolicyIO) -> ChunkBatch:
         """The chunks."""
-        return cut_chunks(self.trajectories, self.rows, shape, policy_io)
+        return gather_chunks(self.trajectories, self.rows, shape, policy_io)
 
     def indicated(self, positive: Bool[np.ndarray, " b"], policy_io: PolicyIO) -> Tokens:
         """Their prompts, each with what it is to say about the quality of its chunk."""

@@ -19,7 +19,7 @@ from pirl.agents.common import Agent
 from pirl.agents.config import ACRLPDConfig
 from pirl.config import RLTrainConfig, check_data, to_plain
 from pirl.data import (
-    AnchorStream,
+    ChunkIndexSampler,
     ChunkSampler,
     ChunkShape,
     Dataset,
@@ -77,7 +77,7 @@ class Setup:
     def source(self, seed: int, *, held_out: bool = False) -> DatasetSource:
         """The dataset as something to draw from."""
         assert self.trajectories is not None
-        stream = AnchorStream(
+        stream = ChunkIndexSampler(
             self.trajectories,
             seed=seed,
             weights=self.held_out if held_out else self.weights,

@@ -8,7 +8,7 @@ from typing import Any
 
 from pirl.agents.common import Agent
 from pirl.data import PolicyIO, ReplayBuffer
-from pirl.data.replay_episodes import episode_files
+from pirl.data.replay import episode_files
 from pirl.errors import DataError
 from pirl.training.acting import acting_copy
 from pirl.training.exchange import Exchange

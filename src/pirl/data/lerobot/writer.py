@@ -22,7 +22,7 @@ from PIL import Image
 from pirl.data.lerobot.columns import to_numpy
 from pirl.data.lerobot.format import DEFAULT_COLUMNS, DEFAULT_PATHS, INFO_FILE
 from pirl.data.lerobot.video import CODEC_NAMES, SMALLEST_SIDE, Codec, encode_video
-from pirl.data.statistics import rank
+from pirl.data.norm_stats import rank
 from pirl.errors import DataError
 from pirl.files import end_with, write_file
 

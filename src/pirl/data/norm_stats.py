@@ -1,4 +1,4 @@
-"""Normalisation statistics of states and action chunks: what OpenPI's compute_norm_stats estimates, computed exactly."""
+"""Normalization statistics of states and action chunks: what OpenPI's compute_norm_stats estimates, computed exactly."""
 
 from collections.abc import Callable, Mapping, Sequence
 
@@ -8,18 +8,17 @@ from jaxtyping import Bool, Float, Float64, Int, Int64
 from pirl.errors import DataError
 from pirl.interop.norm_stats import NormStats
 
-# What OpenPI's normaliser adds to the standard deviation and to the quantile range before it divides by them.
+# What OpenPI's normalizer adds to the standard deviation and to the quantile range before it divides by them.
 EPSILON = 1e-6
 # Values of this size are no measurement, and their squares would overflow.
-LARGEST = 1e100
+_LARGEST = 1e100
 # Deltas enumerated at a time: few enough to stay in the processor's cache.
 BLOCK = 2**16
-
 _GIVE_RANGE = "give its range in a norm_stats.json (--data.norm-stats FILE)"
 
 # Mean, standard deviation, q01 and q99 of one dimension.
 Summary = tuple[float, float, float, float]
-# The least and the greatest value of each dimension, by quantity.
+# The lowest and the highest value of each dimension, by quantity.
 Ranges = Mapping[str, tuple[np.ndarray, np.ndarray]]
 
 
@@ -37,8 +36,8 @@ def compute_norm_stats(
 
     Episode i is rows `starts[i]:starts[i + 1]`, or up to `ends[i]`, where it is cut. A sample holds its frame's state
     and the chunk of the `horizon` actions from there on, the last one repeated past the end of the episode, so an action
-    counts as often as chunks show it. Dimensions set in `delta_mask` are taken relative to the sample's state; those
-    beyond the mask are absolute.
+    counts as often as it occurs in chunks. Dimensions set in `delta_mask` are taken relative to the sample's state;
+    those beyond the mask are absolute.
 
     A quantile q of n values is the smallest value v with at least q * n values <= v. OpenPI looks for the first bin of
     a histogram whose cumulative count reaches q * n and reports its left edge; this is that rule with bins so narrow
@@ -51,21 +50,20 @@ def compute_norm_stats(
     samples, last = _samples(starts, ends, used)
     if not len(samples):
         raise DataError("no frames are left to compute statistics of.")
-    counts = _appearances(len(states), samples, last, horizon)
-    shown = np.flatnonzero(counts)
+    counts = _occurrences(len(states), samples, last, horizon)
+    rows = np.flatnonzero(counts)
     _check_values("states", states, starts, samples)
-    _check_values("actions", actions, starts, shown)
+    _check_values("actions", actions, starts, rows)
 
     def column(values: np.ndarray, dim: int) -> Float64[np.ndarray, " frames"]:
         return np.ascontiguousarray(values[:, dim], np.float64)
 
-    once = np.ones(len(samples), np.int64)
-
     def action_summary(dim: int) -> Summary:
         if dim < len(mask) and mask[dim]:
             return _delta_summary(column(states, dim), column(actions, dim), counts, samples, last, horizon)
-        return _summary(column(actions, dim)[shown], counts[shown])
+        return _summary(column(actions, dim)[rows], counts[rows])
 
+    once = np.ones(len(samples), np.int64)
     summaries = {
         "state": [_summary(column(states, dim)[samples], once) for dim in range(states.shape[1])],
         "actions": [action_summary(dim) for dim in range(actions.shape[1])],
@@ -83,45 +81,43 @@ def sample_range(
     ends: Int[np.ndarray, " episodes"] | None = None,
     used: Bool[np.ndarray, " frames"] | None = None,
 ) -> Ranges:
-    """The least and the greatest value of each dimension over the same samples."""
+    """The lowest and the highest value of each dimension over the same samples."""
     samples, last = _samples(np.asarray(starts, np.int64), ends, used)
-    mask = np.zeros(actions.shape[1], bool)
-    mask[: 0 if delta_mask is None else len(delta_mask)] = False if delta_mask is None else delta_mask
+    relative = np.zeros(0, np.int64) if delta_mask is None else np.flatnonzero(delta_mask)
     origin = np.zeros((len(samples), actions.shape[1]))
-    origin[:, mask] = states[samples][:, np.flatnonzero(mask)]
+    origin[:, relative] = states[samples][:, relative]
     low, high = np.full(actions.shape[1], np.inf), np.full(actions.shape[1], -np.inf)
     for step in range(horizon):
-        shown = actions[np.minimum(samples + step, last)] - origin
-        low, high = np.minimum(low, shown.min(axis=0)), np.maximum(high, shown.max(axis=0))
-    seen = np.asarray(states[samples], np.float64)
-    return {"state": (seen.min(axis=0), seen.max(axis=0)), "actions": (low, high)}
-
-
-def _samples(
-    starts: Int64[np.ndarray, " episodes_plus_one"], ends: np.ndarray | None, used: np.ndarray | None
-) -> tuple[Int64[np.ndarray, " samples"], Int64[np.ndarray, " samples"]]:
-    """The frames that samples begin at, and the last frame of the episode of each."""
-    lengths = np.diff(starts)
-    last = np.repeat((starts[1:] if ends is None else np.asarray(ends, np.int64)) - 1, lengths)
-    rows = np.arange(starts[-1])
-    samples = rows[(rows <= last) & (True if used is None else used)]
-    return samples, last[samples]
+        values = actions[np.minimum(samples + step, last)] - origin
+        low, high = np.minimum(low, values.min(axis=0)), np.maximum(high, values.max(axis=0))
+    sampled = np.asarray(states[samples], np.float64)
+    return {"state": (sampled.min(axis=0), sampled.max(axis=0)), "actions": (low, high)}
 
 
 def frame_stats(
     name: str, values: Float[np.ndarray, "frames dims"], starts: Int[np.ndarray, " episodes_plus_one"]
 ) -> NormStats:
-    """Statistics of one quantity in which every frame counts once; `name` is what complaints call it."""
+    """Statistics of one quantity in which every frame counts once; `name` is what errors call it."""
     _check_values(name, values, np.asarray(starts, np.int64), np.arange(len(values)))
     once = np.ones(len(values), np.int64)
     columns = np.ascontiguousarray(values.T, np.float64)
     return NormStats(*np.array([_summary(column, once) for column in columns], np.float64).T)
 
 
-def _appearances(
+def _samples(
+    starts: Int64[np.ndarray, " episodes_plus_one"], ends: np.ndarray | None, used: np.ndarray | None
+) -> tuple[Int64[np.ndarray, " samples"], Int64[np.ndarray, " samples"]]:
+    """The frames that samples begin at, and the last frame of the episode of each."""
+    last = np.repeat((starts[1:] if ends is None else np.asarray(ends, np.int64)) - 1, np.diff(starts))
+    rows = np.arange(starts[-1])
+    samples = rows[(rows <= last) & (True if used is None else used)]
+    return samples, last[samples]
+
+
+def _occurrences(
     frames: int, samples: Int64[np.ndarray, " samples"], last: Int64[np.ndarray, " samples"], horizon: int
 ) -> Int64[np.ndarray, " frames"]:
-    """How many of the steps of all chunks show each row's action."""
+    """How many steps of all chunks take each row's action."""
     stop = np.minimum(samples + horizon, last + 1)
     changes = np.zeros(frames + 1, np.int64)
     np.add.at(changes, samples, 1)
@@ -164,13 +160,13 @@ def _delta_summary(
     Each of these differences is its own number, so they are enumerated, block by block; kept are only the lowest and
     the highest hundredth, which for a horizon of 50 is less than the states and actions themselves take.
     """
-    total, shown = len(samples) * horizon, np.flatnonzero(counts)
-    mean = _mean(action[shown], counts[shown]) - _mean(state[samples], np.ones(len(samples), np.int64))
+    total, rows = len(samples) * horizon, np.flatnonzero(counts)
+    mean = _mean(action[rows], counts[rows]) - _mean(state[samples], np.ones(len(samples), np.int64))
     lowest, highest = _Lowest(rank(1, total)), _Lowest(total - rank(99, total) + 1)
     squares = 0.0
-    rows = max(1, BLOCK // horizon)
-    for begin in range(0, len(samples), rows):
-        frames, ends = samples[begin : begin + rows, None], last[begin : begin + rows, None]
+    block = max(1, BLOCK // horizon)
+    for begin in range(0, len(samples), block):
+        frames, ends = samples[begin : begin + block, None], last[begin : begin + block, None]
         deltas = (action[np.minimum(frames + np.arange(horizon), ends)] - state[frames]).ravel()
         lowest.add(deltas)
         highest.add(-deltas)
@@ -180,7 +176,7 @@ def _delta_summary(
 
 
 class _Lowest:
-    """The `size` lowest of the numbers shown to it, in memory for a few times as many."""
+    """The `size` lowest of a stream of numbers, in memory for a few times as many."""
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -189,7 +185,7 @@ class _Lowest:
         self.number = 0
 
     def add(self, values: Float64[np.ndarray, " values"]) -> None:
-        """Show it more numbers."""
+        """Add more numbers."""
         below = values[values < self.bound]
         self.kept.append(below)
         self.number += len(below)
@@ -197,7 +193,7 @@ class _Lowest:
             self.greatest()
 
     def greatest(self) -> float:
-        """The greatest of the lowest; drops what lies above it. At least `size` numbers must have been shown."""
+        """The greatest of the lowest; drops what lies above it. At least `size` numbers must have been added."""
         values = np.concatenate(self.kept)
         values.partition(self.size - 1)
         # A copy, or the view would hold on to all the values.
@@ -209,40 +205,25 @@ class _Lowest:
 def _check_shapes(states: np.ndarray, actions: np.ndarray, starts: np.ndarray, horizon: int, mask: np.ndarray) -> None:
     if horizon < 1:
         raise DataError(f"an action chunk needs at least one step; the horizon is {horizon}.")
-    for name, values in (("states", states), ("actions", actions)):
+    relative = int(np.max(np.flatnonzero(mask), initial=-1)) + 1
+    for name, values, needed in (("states", states, relative), ("actions", actions, len(mask))):
         if values.ndim != 2 or 0 in values.shape:
+            raise DataError(f"{name} have the shape {values.shape}: statistics need a frame and a dimension.")
+        if needed > values.shape[1]:
             raise DataError(
-                f"{name} should be rows of numbers, one row per frame; the shape is {values.shape}. "
-                "Statistics need at least one frame and one dimension."
+                f"the delta mask covers {needed} dimensions, but {name} have {values.shape[1]}: shorten it."
             )
-        relative = int(np.max(np.flatnonzero(mask), initial=-1)) + 1
-        if (needed := len(mask) if name == "actions" else relative) > values.shape[1]:
-            raise DataError(
-                f"the delta mask covers {needed} dimensions, but {name} have {values.shape[1]}: "
-                f"there is no dimension {values.shape[1]}. Shorten the mask."
-            )
-    if len(states) != len(actions):
+    rows = len(states)
+    if len(actions) != rows or len(starts) < 2 or np.any(starts[[0, -1]] != [0, rows]) or np.any(np.diff(starts) < 1):
         raise DataError(
-            f"there are {len(states)} rows of states but {len(actions)} of actions: row "
-            f"{min(len(states), len(actions))} has no partner. Every frame needs both."
+            f"{rows} rows of states and {len(actions)} of actions should be equally many, and the starts of episodes "
+            f"increase from 0 to their number; starts = {np.array2string(starts, threshold=6)}."
         )
-    if len(starts) < 2 or starts[0] != 0 or starts[-1] != len(states):
-        raise DataError(f"episodes should start at row 0 and end at row {len(states)}; starts = {_shorten(starts)}.")
-    if len(wrong := np.flatnonzero(np.diff(starts) < 1)):
-        episode = int(wrong[0])
-        raise DataError(
-            f"episode {episode} would start at row {starts[episode]} and end before row {starts[episode + 1]}: "
-            "starts must increase, and every episode needs a frame."
-        )
-
-
-def _shorten(values: np.ndarray) -> str:
-    return np.array2string(values, threshold=6, edgeitems=2, separator=", ")
 
 
 def _check_values(name: str, values: np.ndarray, starts: np.ndarray, rows: Int64[np.ndarray, " rows"]) -> None:
     for dim in range(values.shape[1]):
-        usable = np.abs(values[rows, dim], dtype=np.float64) < LARGEST  # False for NaN as well
+        usable = np.abs(values[rows, dim], dtype=np.float64) < _LARGEST  # False for NaN as well
         if not usable.all():
             row = int(rows[np.argmin(usable)])
             episode = int(np.searchsorted(starts, row, side="right")) - 1
@@ -252,14 +233,14 @@ def _check_values(name: str, values: np.ndarray, starts: np.ndarray, rows: Int64
             )
 
 
-def safe_scales(
-    stats: Mapping[str, NormStats],
-    ranges: Callable[[], Ranges],
-) -> dict[str, NormStats]:
-    """The same statistics, but for dimensions that give nothing to divide by.
+# --- dimensions that hardly move -------------------------------------------------------------------------------------
+
+
+def safe_scales(stats: Mapping[str, NormStats], ranges: Callable[[], Ranges]) -> dict[str, NormStats]:
+    """The same statistics, with safe divisors for dimensions that do not vary.
 
     A constant one is scaled as the others are (as the median of those that vary; by 1 where none does). One that moves
-    too rarely for its quantiles has its `ranges` (least and greatest values) in their place.
+    too rarely for its quantiles gets its `ranges` (lowest and highest values) in their place.
     """
     result = {}
     for quantity, entry in stats.items():
@@ -290,14 +271,14 @@ def degenerate_dimensions(
             if entry.q01 is not None and entry.q99 is not None:
                 facts = f"q01 {float(entry.q01[dim]):.6g}, q99 {float(entry.q99[dim]):.6g}, {facts}"
             if is_constant[dim]:
-                said = f"never changes ({facts}), so it is scaled like the others; if the robot moves it, {_GIVE_RANGE}"
+                text = f"never changes ({facts}), so it is scaled like the others; if the robot moves it, {_GIVE_RANGE}"
             elif is_rare[dim]:
-                said = f"moves too rarely for its quantiles ({facts}): its least and greatest values take their place"
+                text = f"moves too rarely for its quantiles ({facts}): its least and greatest values take their place"
             else:
-                said = f"hardly varies ({facts}): small deviations from it count as much as large ones of others; "
-                said += f"if that is not meant, {_GIVE_RANGE}"
+                text = f"hardly varies ({facts}): small deviations from it count as much as large ones of others; "
+                text += f"if that is not meant, {_GIVE_RANGE}"
             title = f"{quantity} dimension {dim}" + (f" ({known[dim]})" if dim < len(known) else "")
-            sentences.append(f"{title} {said}")
+            sentences.append(f"{title} {text}")
     return sentences
 
 
@@ -313,19 +294,15 @@ def _degenerate(
     return flat, _is_tiny(entry.std, magnitude, strictly)
 
 
-def _usual(spread: np.ndarray, dim: int) -> float:
-    """The median spread of the other dimensions that move at all; 0 if none does."""
-    others = np.delete(spread, dim)
-    moving = others[others > EPSILON]
-    return float(np.median(moving)) if len(moving) else 0.0
-
-
 def _is_tiny(
     spread: Float64[np.ndarray, " dims"], magnitude: Float64[np.ndarray, " dims"], strictly: bool
 ) -> Bool[np.ndarray, " dims"]:
-    usual = np.array([0.0 if strictly else _usual(spread, dim) for dim in range(len(spread))])
+    usual = np.zeros_like(spread)  # the median spread of the other dimensions that move
+    for dim in range(0 if strictly else len(spread)):
+        others = np.delete(spread, dim)
+        usual[dim] = np.median(others[others > EPSILON]) if (others > EPSILON).any() else 0.0
     thresholds = [
-        np.full_like(spread, EPSILON),  # the divisor is mostly the normaliser's constant
+        np.full_like(spread, EPSILON),  # the divisor is mostly the normalizer's constant
         1e-5 * magnitude,  # a hundred steps of float32: rounding, not motion
         1e-4 * usual,  # no mixture of units explains this
         1e-2 * np.minimum(magnitude, usual),  # a sensor's jitter about a fixed value, while other dimensions move
