@@ -60,7 +60,6 @@ def check_fields(config: Any, **intervals: str) -> None:
         above = value is None or low < value or (interval[0] == "[" and value == low)
         below = value is None or value < high or (interval[-1] == "]" and value == high)
         if not (above and below):
-            limit = (
-                f"in {interval}" if high < float("inf") else f"{'at least' if interval[0] == '[' else 'above'} {low:g}"
-            )
-            raise ConfigError(f"{name} should be {limit}; it is {value}.")
+            bound = f"{'at least' if interval[0] == '[' else 'above'} {low:g}"
+            limit = f"in {interval}" if high < float("inf") else f"{bound} and finite" if value == high else bound
+            raise ConfigError(f"{name} = {value} should be {limit}.")

@@ -83,8 +83,8 @@ def test_iterations_are_for_ript_alone(tmp_path):
 
 def test_what_is_wrong_with_the_learner_or_the_curriculum_is_said_when_it_is_given(sound):
     for changes, message in (
-        ({"agent.cond_dropout": 1.5}, "cond_dropout is a probability"),
-        ({"agent.num_epochs": 0}, "num_epochs should be at least 1"),
+        ({"agent.cond_dropout": 1.5}, "cond_dropout = 1.5 should be in [0, 1]"),
+        ({"agent.num_epochs": 0}, "num_epochs = 0 should be at least 1"),
         ({"rollout.curriculum.floor": 0.0}, "curriculum.floor = 0.0 should be more than 0"),
     ):
         with pytest.raises(ConfigError, match=re.escape(message)):

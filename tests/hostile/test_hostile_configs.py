@@ -52,7 +52,7 @@ SYNTAX = [
 
 VALUES = [
     yaml("an unknown field", "stesp: 1\n", "no field 'stesp'", "Did you mean steps?"),
-    yaml("an unknown field of a group", "agent:\n  optimizer: {}\n", "no field 'optimizer'", "optimizer"),
+    yaml("an unknown field of a group", "agent:\n  optimiser: {}\n", "no field 'optimiser'", "optimizer"),
     yaml("a field of Python's own", "__class__: x\n", "no field '__class__'"),
     yaml("an unknown preset", "preset: demo_ac\n", "demo_ac"),
     yaml("a preset that is a list", "preset: [demo]\n", "preset should be the name"),

@@ -143,46 +143,6 @@ def test_two_states_differ_by_what_was_moved(run, learner):
     assert {(part.differing, part.largest, part.relative) for part in parts.values()} == {(0, 0.0, 0.0)}
 
 
-def test_a_state_of_an_earlier_version_is_read_under_the_names_it_has_and_restored_under_todays(
-    learner, tmp_path, monkeypatch
-):
-    critics, temperature = learner.critics, learner.temperature
-    before = {
-        "step": learner.step,
-        "learned": learner.learned,
-        "critic": critics.latest,
-        "target_critic": jax.tree.map(lambda leaf: leaf + 1, critics.target),
-        "average_critic": jax.tree.map(lambda leaf: leaf + 2, critics.average),
-        "critic_moments": critics.moments,
-        "log_beta": temperature.log_beta,
-        "log_beta_moments": temperature.moments,
-    }
-    path = tmp_path / "fold"
-    shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), learner)
-    with (
-        RunDirectory.open(path, {}, resume=False, overwrite=False, config_text=format_config(CONFIG)) as directory,
-        Checkpoints(directory, CheckpointConfig()) as checkpoints,
-    ):
-        checkpoints.save(10, before, {}, learner.policy(), {}, {}, {})
-        restored, _, _ = checkpoints.restore(shapes)
-    expected = {
-        name: leaf + (name.startswith("critic/target_params") + 2 * name.startswith("critic/ema_params"))
-        for name, leaf in named_leaves(learner).items()
-    }
-    assert jax.tree.structure(restored) == jax.tree.structure(learner)
-    for name, leaf in named_leaves(restored).items():
-        assert leaf.dtype == expected[name].dtype
-        assert np.asarray(leaf).tobytes() == np.asarray(expected[name]).tobytes(), name
-    state = open_state(path)
-    assert set(state.leaves) == set(named_leaves(before))
-    assert unexpected(state) == []
-    monkeypatch.setattr(sharding, "MIN_SHARD_BYTES", 0)
-    layout = planned_layout(state.leaves, 8, 4)
-    cut = {path.split("/")[0] for path, pieces in layout.pieces.items() if max(pieces, default=1) > 1}
-    assert cut == {"learned"}, "critics are whole on every device"
-    assert not [path for path in left_whole(state.leaves, layout) if "critic" in path], "and should be"
-
-
 def test_parts_of_one_state_are_compared_by_the_names_they_share(run):
     state = open_state(run, 20)
     same = compare_states(state, state, depth=1, of="actor/params", against="actor/ema_params")
@@ -225,7 +185,7 @@ def test_the_command_prints_and_writes_it(run, tmp_path, capsys, monkeypatch):
     printed = capsys.readouterr().out
     assert "8 devices, 4 of which share one copy (2 copies)" in printed
     content = json.loads(file.read_text())
-    assert [part["name"] for part in content["subtrees"]][:3] == ["step", "learned", "critics"]
+    assert [part["name"] for part in content["subtrees"]][:3] == ["step", "actor", "critic"]
     assert content["leaves"][SHARED]["pieces"] == [1, 4, 1]
     assert content["bytes"] == sum(part["bytes"] for part in content["subtrees"])
     assert inspect(run, "--step", 10, "--other-step", 20, "--json", file) == 0

@@ -175,8 +175,8 @@ def test_what_is_trained_in_part_or_kept_small_learns_the_same(model, changes, m
     agent = dataclasses.replace(LEARNERS["bc"], **changes)
     losses, learner = learn(agent, *mesh, 10, model)
     assert_same((losses, learner), alone(agent, 10, model))
-    assert bool(learner.learned.frozen) == ("optimizer" not in changes)
-    parts = [learner.learned.trainable, learner.learned.frozen, learner.learned.moments]
+    assert bool(learner.actor.frozen_params) == ("optimizer" not in changes)
+    parts = [learner.actor.params, learner.actor.frozen_params, learner.actor.opt_state]
     for part in filter(None, parts):
         assert any(any(leaf.sharding.spec) for leaf in jax.tree.leaves(part))
 
@@ -189,6 +189,6 @@ def test_layers_are_gathered_one_at_a_time():
     batch = jax.device_put(make_batch(agent, 0, BLIND), setup.batch_sharding())
     text = compile_updates(setup)[0].lower(shapes, batch, jax.random.key(0)).compile().as_text()
     gathered = [tuple(map(int, found.split(","))) for found in re.findall(r"\w+\[([\d,]+)\]\S* all-gather\(", text)]
-    stacked = {leaf.shape for path, leaf in shapes.learned.trainable.items() if "/layers/" in path and leaf.ndim > 2}
+    stacked = {leaf.shape for path, leaf in shapes.actor.params.items() if "/layers/" in path and leaf.ndim > 2}
     assert {shape[1:] for shape in stacked} & set(gathered)
     assert not stacked & set(gathered)

@@ -91,4 +91,4 @@ def test_critics_are_whole_on_every_device_and_the_policy_is_not(monkeypatch):
         name = jax.tree_util.keystr(path, simple=True, separator="/")
         cut[name.split("/")[0]] = cut.get(name.split("/")[0], 0) + (not rule(name, leaf).is_fully_replicated)
     assert cut[sharding.CRITICS] == 0
-    assert cut["learned"] > 50
+    assert cut["actor"] > 50

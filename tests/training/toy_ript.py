@@ -56,7 +56,7 @@ class ToyRIPT(RIPTAgent):
         noise = noise + 0.1 * jnp.sum(self.weight)
         return noise.at[..., 1].set(self.step.astype(jnp.float32))
 
-    def practise(self, observation: Any, rng: Any) -> Any:
+    def act_in_rollout(self, observation: Any, rng: Any) -> Any:
         return self.act(observation, rng)
 
     def velocities(self, batch: Any, rng: Any) -> Any:
@@ -66,14 +66,14 @@ class ToyRIPT(RIPTAgent):
         return jnp.mean(jnp.square(self.velocities(batch, rng) - before))
 
     def policy(self) -> Pi0:
-        return set_parameters(shapes(self.model), {**self.learned, BIAS: self.weight})  # type: ignore[dict-item]
+        return set_parameters(shapes(self.model), {**self.actor, BIAS: self.weight})  # type: ignore[dict-item]
 
     def parameter_counts(self) -> dict[str, int]:
         return {"policy": self.weight.size, "policy_trainable": self.weight.size}
 
 
 def create(config: Any, action_dim: int, policy: Pi0) -> ToyRIPT:
-    learned: Any = get_parameters(policy)
+    parameters: Any = get_parameters(policy)
     return ToyRIPT(
-        jnp.zeros((), jnp.int32), learned, config.agent, action_dim, jnp.zeros(config.model.action_dim), config.model
+        jnp.zeros((), jnp.int32), parameters, config.agent, action_dim, jnp.zeros(config.model.action_dim), config.model
     )
