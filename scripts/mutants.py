@@ -47,10 +47,10 @@ MUTANTS = (
         "data/test_transforms.py::test_normalisation_equals_openpi",
     ),
     Mutant(
-        "interop/writing.py",
+        "interop/checkpoint.py",
         'suffix = "/value" if style == "trained" else ""',
         'suffix = "/value" if style == "released" else ""',
-        "interop/test_checkpoints.py::test_the_layout_is_the_one_openpi_reads",
+        "interop/test_checkpoint.py::test_the_layout_is_the_one_openpi_reads",
     ),
     Mutant(
         "data/chunks.py",

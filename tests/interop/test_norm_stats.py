@@ -1,13 +1,14 @@
 """OpenPI's statistics files are read, written, and complained about."""
 
 import json
+import os
 
 import numpy as np
 import pytest
 
 from golden import ROOT, needs_golden
 from pirl.errors import CheckpointError
-from pirl.interop import read_norm_stats, write_norm_stats
+from pirl.interop.norm_stats import read_norm_stats, write_norm_stats
 
 
 @needs_golden
@@ -27,10 +28,10 @@ def test_a_file_of_openpi_comes_back_equal(tmp_path, asset):
     [
         ("{", "is not JSON"),
         ("[]", "no 'norm_stats'"),
-        ('{"norm_stats": {"state": {"mean": [1]}}}', "'state' needs at least"),
+        ('{"norm_stats": {"state": {"mean": [1]}}}', "state needs at least"),
         ('{"norm_stats": {"state": {"mean": [1], "std": [1, 2]}}}', "different lengths"),
         ('{"norm_stats": {"state": {"mean": [NaN], "std": [1]}}}', "state.mean"),
-        ('{"norm_stats": {"state": {"mean": ["a"], "std": [1]}}}', "state.mean is not a list of numbers"),
+        ('{"norm_stats": {"state": {"mean": [1], "std": [-1]}}}', "state.std should be zero or more"),
         ('{"norm_stats": {"state": {"mean": 3, "std": [1]}}}', "state.mean"),
     ],
 )
@@ -42,6 +43,8 @@ def test_broken_files_are_explained(tmp_path, text, message):
     assert str(file) in str(error.value)
 
 
-def test_an_absent_file_is_named(tmp_path):
-    with pytest.raises(CheckpointError, match="cannot read"):
-        read_norm_stats(tmp_path / "norm_stats.json")
+def test_an_absent_file_and_a_pipe_are_named(tmp_path):
+    os.mkfifo(tmp_path / "pipe.json")
+    for name in ("norm_stats.json", "pipe.json"):
+        with pytest.raises(CheckpointError, match=f"cannot read .*{name}"):
+            read_norm_stats(tmp_path / name)

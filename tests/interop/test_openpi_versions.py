@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from builders import MICRO_LORA, random_parameters
-from pirl.interop import save_checkpoint
+from pirl.interop.checkpoint import save_checkpoint
 
 # OpenPI's loading, in its order: the metadata gives the tree, the tree is restored as arrays, a trailing `value` is
 # dropped if every path has one.

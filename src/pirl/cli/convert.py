@@ -1,4 +1,4 @@
-"""`pirl convert`: inspects, converts, merges the LoRA of, or checks an OpenPI checkpoint."""
+"""`pirl convert`: inspect, convert, merge the LoRA of, or check an OpenPI checkpoint."""
 
 import math
 from dataclasses import dataclass
@@ -12,10 +12,9 @@ from pirl.errors import UserError
 from pirl.run_files import refuse_directory_of_runs
 from pirl.words import size
 
-# JAX and Orbax take seconds to import; `--help` and a typo should not wait for them.
 if TYPE_CHECKING:
-    from pirl.interop import Checkpoint
-    from pirl.models import Pi0Config
+    from pirl.interop.checkpoint import Checkpoint
+    from pirl.models.config import Pi0Config
 
 
 @dataclass(frozen=True)
@@ -49,9 +48,9 @@ class Convert(WithJson):
     """Absolute tolerance of --check."""
 
     def run(self) -> int:
-        """Do it; the return value is the exit code."""
+        """Run the command; returns the exit code."""
         from pirl.envs.planner import find_policy
-        from pirl.interop import open_checkpoint
+        from pirl.interop.checkpoint import open_checkpoint
 
         self._reject_unused_options()
         self.check_json()
@@ -67,29 +66,27 @@ class Convert(WithJson):
         return self._inspect(checkpoint)
 
     def _reject_unused_options(self) -> None:
-        writing = {"--merge-lora": self.merge_lora, "--dtype": self.dtype, "--overwrite": self.overwrite}
-        writing["--style"] = self.style != "released"
-        comparing = {"--rtol": self.rtol, "--atol": self.atol}
+        def reject(why: str, **options: Any) -> None:
+            for name, given in options.items():
+                if given:
+                    raise UserError(f"--{name.replace('_', '-')} {why}.")
+
         if self.check or self.output is None:
-            self._reject(writing, "applies to writing a checkpoint: pass an output directory, and no --check")
+            reject(
+                "applies to writing a checkpoint: pass an output directory, and no --check",
+                merge_lora=self.merge_lora,
+                dtype=self.dtype,
+                overwrite=self.overwrite,
+                style=self.style != "released",
+            )
         if not (self.check and self.output is not None):
-            self._reject(comparing, "applies to --check with two checkpoints")
+            reject("applies to --check with two checkpoints", rtol=self.rtol, atol=self.atol)
         if self.check == (self.output is not None):
-            self._reject({"--model": self.model}, "applies to --check of one checkpoint, or to writing one")
-        for name, tolerance in comparing.items():
-            if not 0 <= tolerance < math.inf:
-                raise UserError(
-                    f"{name} should be a number of at least 0, and cannot be negative; it is {tolerance:g}."
-                )
+            reject("applies to --check of one checkpoint, or to writing one", model=self.model)
         if self.check or self.output is not None:
-            self._reject({"--json": self.json}, "applies to the inspection of one checkpoint")
-
-    def _reject(self, options: dict[str, Any], why: str) -> None:
-        for name, given in options.items():
-            if given:
-                raise UserError(f"{name} {why}.")
-
-    # --- inspect -------------------------------------------------------------------------------------------------
+            reject("applies to the inspection of one checkpoint", json=self.json)
+        if not all(0 <= tolerance < math.inf for tolerance in (self.rtol, self.atol)):
+            raise UserError("--rtol and --atol should be finite and cannot be negative.")
 
     def _inspect(self, checkpoint: "Checkpoint") -> int:
         from rich.table import Table
@@ -100,6 +97,10 @@ class Convert(WithJson):
             column.justify = "right"
         for path, leaf in checkpoint.leaves.items():
             table.add_row(path, "×".join(map(str, leaf.shape)), str(leaf.dtype), f"{leaf.size:,}")
+        statistics = [
+            ("statistics", f"{asset_id}: " + ", ".join(f"{name} [{dims}]" for name, dims in widths.items()))
+            for asset_id, widths in summary["norm_stats"].items()
+        ]
         rows = [
             ("checkpoint", summary["directory"]),
             ("style", summary["style"]),
@@ -109,23 +110,16 @@ class Convert(WithJson):
             ("LoRA", "yes" if summary["lora"] else "no"),
             ("pirl.json", "yes" if summary["described"] else "no"),
             ("fits presets", ", ".join(summary["presets"]) or "none"),
+            *(statistics or [("statistics", "none")]),
+            ("items", ", ".join(summary["items"])),
         ]
-        for asset_id, widths in summary["norm_stats"].items():
-            rows.append(
-                ("statistics", f"{asset_id}: " + ", ".join(f"{name} [{dims}]" for name, dims in widths.items()))
-            )
-        if not summary["norm_stats"]:
-            rows.append(("statistics", "none"))
-        rows.append(("items", ", ".join(summary["items"])))
         show(table, "", facts(rows))
         self.write_json(summary, "the inspection")
         return 0
 
-    # --- convert -------------------------------------------------------------------------------------------------
-
     def _convert(self, checkpoint: "Checkpoint", output: Path) -> int:
-        from pirl.interop import OWN_KEYS, check_target, resolve_target, save_checkpoint
-        from pirl.models import merge_lora
+        from pirl.interop.checkpoint import OWN_KEYS, check_target, resolve_target, save_checkpoint
+        from pirl.models.lora import merge_lora
 
         source, target = checkpoint.directory.resolve(), resolve_target(output)
         if target == source or target in source.parents or source in target.parents:
@@ -136,9 +130,12 @@ class Convert(WithJson):
         config = self._config(checkpoint, required=self.merge_lora)
         if self.merge_lora and not any("lora" in path for path in checkpoint.leaves):
             raise UserError(f"{checkpoint.directory} has no LoRA weights to merge.")
-        left_out = _left_out(checkpoint)
-        # Only what the checkpoint said itself is passed on: a preset named on the command line fits its parameters, but
-        # may have another horizon or prompt format.
+        assets = [file for file in (checkpoint.directory / "assets").rglob("*") if file.is_file()]
+        left_out = [item for item in _items(checkpoint) if item not in ("params", "assets", "model.safetensors")]
+        left_out += sorted(
+            str(file.relative_to(checkpoint.directory)) for file in assets if file.name != "norm_stats.json"
+        )
+        # The described model only: a preset named on the command line may have another horizon or prompt format.
         described = checkpoint.config
         if self.merge_lora:
             assert config is not None
@@ -146,13 +143,12 @@ class Convert(WithJson):
             described = None if described is None else described.without_lora()
         else:
             params = checkpoint.read(dtypes={} if self.dtype is None else dict.fromkeys(checkpoint.leaves, self.dtype))
-        carried = {key: value for key, value in checkpoint.description.items() if key not in OWN_KEYS}
         save_checkpoint(
             output,
             params,
             described,
             norm_stats=checkpoint.norm_stats(),
-            metadata=carried,
+            metadata={key: value for key, value in checkpoint.description.items() if key not in OWN_KEYS},
             style=self.style,
             overwrite=self.overwrite,
         )
@@ -164,50 +160,35 @@ class Convert(WithJson):
         return 0
 
     def _config(self, checkpoint: "Checkpoint", *, required: bool) -> "Pi0Config | None":
-        """The model, as the checkpoint or the command line says; the parameters have to fit it."""
-        from pirl.interop import check_agreement, check_fit, resolve_config
-        from pirl.models import expected_parameters
+        """The model that the checkpoint or the command line names; the parameters have to fit it."""
+        from pirl.interop.checkpoint import check_match, resolve_config
 
-        wanted = required or self.model is not None
-        config = resolve_config(checkpoint, self.model) if wanted else checkpoint.config
+        config = resolve_config(checkpoint, self.model) if required or self.model is not None else checkpoint.config
         if config is not None:
-            check_fit(checkpoint, expected_parameters(config))
-            check_agreement(checkpoint.directory, checkpoint.config, config)
+            check_match(checkpoint, config)
         return config
 
-    # --- check ---------------------------------------------------------------------------------------------------
-
     def _compare(self, first: "Checkpoint", second: "Checkpoint") -> int:
-        from pirl.interop import compare
+        from pirl.interop.checkpoint import compare
 
         differences = compare(first, second, rtol=self.rtol, atol=self.atol)
-        for difference in differences:
-            print(f"{difference.path}: {difference.what}")
+        print(*differences, sep="\n", end="\n" if differences else "")
         tolerance = f" within rtol {self.rtol:g} and atol {self.atol:g}" if self.rtol or self.atol else ""
         verdict = f"{len(differences)} differences" if differences else f"equal{tolerance}"
         print(f"{first.directory} and {second.directory}: {verdict}")
         return 1 if differences else 0
 
     def _verify(self, checkpoint: "Checkpoint") -> int:
-        from pirl.interop import check_values
+        from pirl.interop.checkpoint import check_values
 
         self._config(checkpoint, required=True)
-        statistics = checkpoint.norm_stats()
+        has_statistics = bool(checkpoint.norm_stats())
         problems = check_values(checkpoint)
-        for problem in problems:
-            print(f"{problem.path}: {problem.what}")
-        if not statistics:
-            print("assets: no norm_stats.json; a robot needs one to normalise its state and actions")
+        print(*problems, sep="\n", end="\n" if problems else "")
+        if not has_statistics:
+            print("assets: no norm_stats.json; a robot needs one to normalize its state and actions")
         print(f"{checkpoint.directory}: {'not sound' if problems else 'sound'}, {len(checkpoint.leaves)} arrays")
         return 1 if problems else 0
-
-
-def _left_out(checkpoint: "Checkpoint") -> list[str]:
-    """What lies in a checkpoint beside parameters and statistics, and is not written again."""
-    assets = [file for file in (checkpoint.directory / "assets").rglob("*") if file.is_file()]
-    others = [file.relative_to(checkpoint.directory).as_posix() for file in assets if file.name != "norm_stats.json"]
-    written = ("params", "assets", "model.safetensors")
-    return [item for item in _items(checkpoint) if item not in written] + sorted(others)
 
 
 def _items(checkpoint: "Checkpoint") -> list[str]:
@@ -217,12 +198,13 @@ def _items(checkpoint: "Checkpoint") -> list[str]:
 
 
 def _summary(checkpoint: "Checkpoint") -> dict[str, Any]:
-    """What the inspection says, ready for JSON."""
+    """What the inspection found, ready for JSON."""
     groups: dict[str, int] = {}
     dtypes: dict[str, int] = {}
     for path, leaf in checkpoint.leaves.items():
         groups[_group(path)] = groups.get(_group(path), 0) + leaf.size
         dtypes[str(leaf.dtype)] = dtypes.get(str(leaf.dtype), 0) + leaf.size
+    statistics = checkpoint.norm_stats()
     return {
         "directory": str(checkpoint.directory),
         "style": checkpoint.style,
@@ -234,10 +216,7 @@ def _summary(checkpoint: "Checkpoint") -> dict[str, Any]:
         "lora": any("lora" in path for path in checkpoint.leaves),
         "described": checkpoint.config is not None,
         "presets": checkpoint.fitting_presets(),
-        "norm_stats": {
-            asset_id: {name: len(entry.mean) for name, entry in stats.items()}
-            for asset_id, stats in checkpoint.norm_stats().items()
-        },
+        "norm_stats": {id_: {name: len(one.mean) for name, one in stats.items()} for id_, stats in statistics.items()},
         "items": _items(checkpoint),
         "tree": {path: [list(leaf.shape), str(leaf.dtype)] for path, leaf in checkpoint.leaves.items()},
     }

@@ -20,7 +20,7 @@ from pirl.envs.registry import find_env_class
 from pirl.envs.seeds import MEASURED
 from pirl.errors import ConfigError, DataError, UserError
 from pirl.files import expand_home, is_elsewhere
-from pirl.interop.reading import find_params
+from pirl.interop.checkpoint import find_params
 from pirl.models.config import get_model_config
 from pirl.models.tokenizer import Tokenizer
 from pirl.packages import is_installed

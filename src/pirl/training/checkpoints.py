@@ -23,8 +23,8 @@ from pirl.envs.evaluation import versions
 from pirl.errors import CheckpointError, in_one_line
 from pirl.files import put_in_place, remove_directory
 from pirl.interop import NormStats, check_target
-from pirl.interop.orbax_store import quiet_orbax
-from pirl.interop.writing import CheckpointWriter
+from pirl.interop.checkpoint import CheckpointWriter
+from pirl.interop.orbax import quiet_orbax
 from pirl.models import Pi0, get_parameters
 from pirl.models.parameters import nest
 from pirl.run_files import saved_steps

@@ -1,23 +1,21 @@
 """What a saved learner or policy consists of, read from metadata alone: shapes, dtypes, bytes, and where arrays lie."""
 
-import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import jax
-import orbax.checkpoint as ocp
 from jax.sharding import PartitionSpec
 
 from pirl.config import RLTrainConfig, load_config
 from pirl.errors import CheckpointError, ConfigError, did_you_mean, in_one_line
 from pirl.files import expand_home
 from pirl.interop import open_checkpoint
-from pirl.interop.orbax_store import OrbaxStore, make_orbax_store, quiet_orbax
-from pirl.interop.reading import Checkpoint
+from pirl.interop.checkpoint import Checkpoint
+from pirl.interop.orbax import OrbaxArrays, open_arrays
 from pirl.models import abstract_model
 from pirl.run_files import RunFiles, refuse_directory_of_runs, saved_steps
 from pirl.training import sharding
@@ -106,9 +104,8 @@ def open_state(path: Path, step: int | None = None) -> SavedState:
         return _open_full(directory, directory.parents[2])
     policy = open_checkpoint(directory)
     layout = planned_layout(policy.leaves, devices=1, fsdp_devices=1)
-    if isinstance(policy.store, OrbaxStore):
-        known = {leaf.name: leaf for leaf in _read_tree(policy.store.directory)[0].values()}
-        layout = _saved_layout({path: known[name] for path, name in policy.store.names.items()})
+    if isinstance(policy.arrays, OrbaxArrays):
+        layout = _saved_layout(policy.arrays.metadata)
     return SavedState(f"the policy {path}", policy, layout)
 
 
@@ -116,12 +113,14 @@ def _open_full(directory: Path, run: Path) -> SavedState:
     try:
         record = read_record(directory)
         leaves = {path: jax.ShapeDtypeStruct(tuple(shape), dtype) for path, (shape, dtype) in record["leaves"].items()}
-        tree, options = _read_tree(directory / ARRAYS)
+        arrays = open_arrays(directory / ARRAYS)
+    except CheckpointError:
+        raise
     except (DamageError, KeyError, ValueError, TypeError) as error:
         raise CheckpointError(f"{directory} is damaged: {in_one_line(error)}.") from error
-    if missing := [path for path in leaves if path not in tree]:
+    if missing := [path for path in leaves if path not in arrays.metadata]:
         raise CheckpointError(f"{directory} is damaged: {missing[0]} is missing.")
-    arrays = make_orbax_store(directory / ARRAYS, leaves, {path: tree[path].name for path in leaves}, options)
+    arrays = replace(arrays, metadata={path: arrays.metadata[path] for path in leaves})
     store = Checkpoint(directory, "released", arrays, {})
     notes, config = [], None
     try:
@@ -129,18 +128,7 @@ def _open_full(directory: Path, run: Path) -> SavedState:
     except ConfigError as error:
         notes.append(f"dtypes were not compared with the configuration: {error}")
     title = f"the state of step {directory.name} in {run.name}"
-    return SavedState(title, store, _saved_layout({path: tree[path] for path in leaves}), config, notes)
-
-
-def _read_tree(arrays: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What Orbax knows of each array in a directory, and how they are stored."""
-    try:
-        options = json.loads((arrays / "_METADATA").read_text())
-        with quiet_orbax(), ocp.PyTreeCheckpointer() as reader:
-            tree = reader.metadata(arrays).item_metadata.tree
-    except Exception as error:  # TensorStore's arrive as bare Exceptions
-        raise CheckpointError(f"{arrays} is damaged: {in_one_line(error)}.") from error
-    return named_leaves(tree), dict(options)
+    return SavedState(title, store, _saved_layout(arrays.metadata), config, notes)
 
 
 # --- where arrays lie ------------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from pirl.config import load_config
 from pirl.data import PolicyIO
 from pirl.errors import CheckpointError
 from pirl.files import expand_home
-from pirl.interop.orbax_store import quiet_orbax
+from pirl.interop.orbax import quiet_orbax
 from pirl.run_files import RunFiles, saved_steps
 from pirl.training.checkpoints import read_state
 from pirl.training.records import DamageError, choose_steps

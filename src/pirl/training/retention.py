@@ -10,7 +10,7 @@ from typing import Any
 from pirl.config import CheckpointConfig
 from pirl.errors import CheckpointError
 from pirl.files import put_back, write_file
-from pirl.interop.reading import DESCRIPTION_FILE
+from pirl.interop.checkpoint import DESCRIPTION_FILE
 from pirl.run_files import saved_steps
 from pirl.training.records import FILE_NAME, DamageError, read_record
 from pirl.training.run import RunDirectory

@@ -6,7 +6,6 @@ import logging
 import os
 import re
 import shutil
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -20,10 +19,11 @@ import pytest
 from builders import MICRO, MICRO_LORA, MICRO_PI05, random_model, random_parameters
 from golden import ROOT, TINY_MODELS, arrays, assert_close, content, model_config, needs_golden, observation
 from pirl.errors import CheckpointError, ConfigError
-from pirl.interop import NormStats, compare, load_policy, open_checkpoint, save_checkpoint, save_policy
-from pirl.interop.orbax_store import quiet_orbax
-from pirl.models import LoraConfig, get_model_config, get_parameters
-from pirl.models.parameters import nest
+from pirl.interop.checkpoint import compare, load_policy, open_checkpoint, save_checkpoint, save_policy
+from pirl.interop.norm_stats import NormStats
+from pirl.interop.orbax import quiet_orbax
+from pirl.models.config import LoraConfig, get_model_config
+from pirl.models.parameters import get_parameters, nest
 
 STATS = {
     "robot/arm": {
@@ -93,11 +93,20 @@ def test_a_base_checkpoint_starts_a_lora_policy_when_asked_to():
             np.testing.assert_array_equal(value, base[path])
 
 
+@needs_golden
+def test_optimizer_state_is_not_taken_for_a_policy():
+    with pytest.raises(CheckpointError, match="not the parameters of a policy alone"):
+        open_checkpoint(ROOT / "models" / "pi0_tiny" / "checkpoint" / "2" / "train_state")
+
+
 # --- ours --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("style", ["released", "trained"])
-@pytest.mark.parametrize("config", [MICRO, MICRO_PI05, MICRO_LORA], ids=["pi0", "pi05", "lora"])
+@pytest.mark.parametrize(
+    ("style", "config"),
+    [("released", MICRO), ("released", MICRO_PI05), ("trained", MICRO_LORA)],
+    ids=["pi0", "pi05", "trained-lora"],
+)
 def test_a_saved_policy_comes_back_equal(tmp_path, style, config):
     policy = random_model(config)
     save_policy(tmp_path / "a" / "5", policy, norm_stats=STATS, metadata={"step": 5}, style=style)
@@ -125,66 +134,58 @@ def test_the_layout_is_the_one_openpi_reads(tmp_path):
     assert set(tree) == {"params"}
     expected = jax.tree.map(np.asarray, nest(random_parameters(MICRO)))
     jax.tree.map(np.testing.assert_array_equal, restored["params"], expected)
-    stats = json.loads((tmp_path / "7/assets/robot/arm/norm_stats.json").read_text())
-    assert stats["norm_stats"]["state"] == {
-        "mean": [0.1, 0.2],
-        "std": [1.0, 1e-5],
-        "q01": [-1.0, 0.0],
-        "q99": [1.0, 2.5],
-    }
-    assert stats["norm_stats"]["actions"]["q01"] is None
-    handlers = json.loads((tmp_path / "7/_CHECKPOINT_METADATA").read_text())["item_handlers"]
-    assert set(handlers) == {"params", "assets"}
+    stats = json.loads((tmp_path / "7/assets/robot/arm/norm_stats.json").read_text())["norm_stats"]
+    assert stats["state"] == {"mean": [0.1, 0.2], "std": [1.0, 1e-5], "q01": [-1.0, 0.0], "q99": [1.0, 2.5]}
+    assert stats["actions"]["q01"] is None
 
 
-def test_nothing_is_overwritten_unless_told(tmp_path):
+def test_only_a_checkpoint_is_overwritten_and_only_when_told(tmp_path):
     save_policy(tmp_path / "x", random_model(MICRO))
+    (tmp_path / "link").symlink_to(tmp_path / "x")
+    (tmp_path / "photos").mkdir()
     with pytest.raises(CheckpointError, match="exists already"):
         save_policy(tmp_path / "x", random_model(MICRO, seed=1))
-    save_policy(tmp_path / "x", random_model(MICRO, seed=1), overwrite=True)
-    assert_equal_parameters(get_parameters(load_policy(tmp_path / "x")), random_parameters(MICRO, seed=1))
-    assert os.listdir(tmp_path) == ["x"]
-
-
-def test_only_checkpoints_are_overwritten(tmp_path):
-    (tmp_path / "photos").mkdir()
-    (tmp_path / "photos" / "cat.png").touch()
     with pytest.raises(CheckpointError, match="not overwritten"):
         save_policy(tmp_path / "photos", random_model(MICRO), overwrite=True)
-    assert os.listdir(tmp_path / "photos") == ["cat.png"]
-
-
-def test_places_orbax_cannot_write_to_are_refused(tmp_path):
-    """It takes the path for a pattern, finds nothing, and leaves a checkpoint without an index."""
-    with pytest.raises(CheckpointError, match="choose a place without"):
-        save_policy(tmp_path / "run[1]" / "x", random_model(MICRO))
-    assert os.listdir(tmp_path) == []
-
-
-@pytest.mark.parametrize("place", ["gs://bucket/policy", Path("gs://bucket/policy")])
-def test_an_address_is_no_place_to_write_to(tmp_path, monkeypatch, place):
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(CheckpointError, match="gs:/+bucket/policy is not on this machine: write the"):
-        save_policy(place, random_model(MICRO))
-    assert os.listdir(tmp_path) == []
-
-
-def test_a_link_is_followed(tmp_path):
-    save_policy(tmp_path / "real", random_model(MICRO))
-    (tmp_path / "link").symlink_to(tmp_path / "real")
     save_policy(tmp_path / "link", random_model(MICRO, seed=1), overwrite=True)
-    assert_equal_parameters(get_parameters(load_policy(tmp_path / "real")), random_parameters(MICRO, seed=1))
-    assert sorted(os.listdir(tmp_path)) == ["link", "real"]
+    assert_equal_parameters(get_parameters(load_policy(tmp_path / "x")), random_parameters(MICRO, seed=1))
+    assert sorted(os.listdir(tmp_path)) == ["link", "photos", "x"]
+
+
+@pytest.mark.parametrize(
+    ("path", "options", "message"),
+    [
+        (
+            "run[1]/x",
+            {},
+            "choose a path without",
+        ),  # Orbax takes it for a pattern, and leaves a checkpoint without index
+        ("gs://bucket/policy", {}, "gs:/+bucket/policy is not on this machine: write the"),
+        ("x", {"metadata": {"model": "pi0"}}, "metadata keys"),
+        ("x", {"metadata": {"score": object()}}, "metadata cannot"),
+        ("x", {"norm_stats": {"../out": STATS["robot/arm"]}}, "asset id"),
+        ("x", {"norm_stats": {"/abs": STATS["robot/arm"]}}, "asset id"),
+    ],
+)
+def test_what_cannot_be_saved_is_refused_before_anything_is_written(tmp_path, monkeypatch, path, options, message):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(CheckpointError, match=message):
+        save_policy(path, random_model(MICRO), **options)
+    assert os.listdir(tmp_path) == []
 
 
 def test_what_a_killed_replacement_took_away_comes_back(tmp_path, monkeypatch):
-    """Died between the two renames; and a container that starts again with the same process number."""
+    """Killed between the two renames."""
     save_policy(tmp_path / "x", random_model(MICRO))
     (tmp_path / "x").rename(tmp_path / ".x.replaced")
-    (tmp_path / f".x.partial-{socket.gethostname()}-{os.getpid()}-abc").mkdir()
-    monkeypatch.setattr("pirl.interop.writing.write_norm_stats", lambda *_: (_ for _ in ()).throw(OSError("disk full")))
+    (tmp_path / ".x.partial").mkdir()
+
+    def fail(*_):
+        raise OSError("disk full")
+
+    monkeypatch.setattr("pirl.interop.checkpoint.write_norm_stats", fail)
     with pytest.raises(CheckpointError, match="exists already"):
-        # Even a save that is refused puts the old one back, since it is what stands there.
+        # Even a save that is refused puts the old one back.
         save_policy(tmp_path / "x", random_model(MICRO, seed=1))
     with pytest.raises(OSError, match="disk full"):
         save_policy(tmp_path / "x", random_model(MICRO, seed=1), norm_stats=STATS, overwrite=True)
@@ -192,12 +193,12 @@ def test_what_a_killed_replacement_took_away_comes_back(tmp_path, monkeypatch):
     assert_equal_parameters(get_parameters(load_policy(tmp_path / "x")), random_parameters(MICRO))
 
 
-def test_an_interrupt_between_any_two_steps_of_a_save_leaves_nothing(tmp_path, monkeypatch):
+def test_an_interrupted_save_leaves_nothing(tmp_path, monkeypatch):
     make = type(tmp_path).mkdir
 
     def interrupted_right_after(path, *args, **kwargs):
         make(path, *args, **kwargs)
-        if ".partial-" in path.name:
+        if ".partial" in path.name:
             raise KeyboardInterrupt
 
     monkeypatch.setattr(type(tmp_path), "mkdir", interrupted_right_after)
@@ -206,33 +207,12 @@ def test_an_interrupt_between_any_two_steps_of_a_save_leaves_nothing(tmp_path, m
     assert os.listdir(tmp_path) == []
 
 
-@pytest.mark.parametrize("metadata", [{"model": "pi0"}, {"score": object()}])
-def test_metadata_that_cannot_be_written_is_refused_before_anything_is(tmp_path, metadata):
-    with pytest.raises(CheckpointError, match="metadata"):
-        save_policy(tmp_path / "x", random_model(MICRO), metadata=metadata)
-    assert os.listdir(tmp_path) == []
-
-
-@pytest.mark.parametrize("asset_id", ["", "../out", "/abs"])
-def test_statistics_stay_inside_the_checkpoint(tmp_path, asset_id):
-    with pytest.raises(CheckpointError, match="asset id"):
-        save_policy(tmp_path / "x", random_model(MICRO), norm_stats={asset_id: STATS["robot/arm"]})
-    assert os.listdir(tmp_path) == []
-
-
-def test_a_failed_save_leaves_nothing_behind(tmp_path, monkeypatch):
-    monkeypatch.setattr("pirl.interop.writing.write_norm_stats", lambda *_: (_ for _ in ()).throw(OSError("disk full")))
-    with pytest.raises(OSError, match="disk full"):
-        save_policy(tmp_path / "x", random_model(MICRO), norm_stats=STATS)
-    assert os.listdir(tmp_path) == []
-
-
 # A fork for each target, which spares the import. The first saves, and counts the directories and files that are made,
 # opened or renamed on the way. The others kill themselves just before the first of them, one in the middle, and the last.
 KILLED = """
 import os, signal, sys
 import jax.numpy as jnp
-from pirl.interop import save_checkpoint
+from pirl.interop.checkpoint import save_checkpoint
 
 def save(target, moment):
     params = {f"layer{i}/w": jnp.full((256, 256), float(i)) for i in range(40)}
@@ -240,7 +220,7 @@ def save(target, moment):
 
     def hook(event, arguments):
         nonlocal seen
-        if event in ("os.mkdir", "open", "os.rename") and ".partial-" in str(arguments[0]):
+        if event in ("os.mkdir", "open", "os.rename") and ".partial" in str(arguments[0]):
             seen += 1
             if seen == moment:
                 os.kill(os.getpid(), signal.SIGKILL)
@@ -277,7 +257,6 @@ def test_a_killed_save_never_looks_like_a_checkpoint(tmp_path):
     for target in targets[1:]:
         with pytest.raises(CheckpointError, match="does not exist"):
             open_checkpoint(target)
-        assert all(".partial-" in name for name in os.listdir(target.parent))
         save_checkpoint(target, {"w": jnp.zeros(3)}, None, overwrite=True)
         assert os.listdir(target.parent) == ["policy"]
 
@@ -308,7 +287,7 @@ def test_every_misfit_is_named(tmp_path):
         (MICRO, get_model_config("tiny"), "pirl convert"),
     ],
 )
-def test_a_checkpoint_of_another_model_is_recognised(tmp_path, saved, wanted, hint):
+def test_a_checkpoint_of_another_model_is_recognized(tmp_path, saved, wanted, hint):
     save_policy(tmp_path / "x", random_model(saved))
     with pytest.raises(CheckpointError, match=hint):
         load_policy(tmp_path / "x", wanted)
@@ -327,7 +306,6 @@ def with_lora(alpha, rank_stabilised=False):
         (with_lora(8.0), with_lora(80.0), "language.attention_lora.alpha is 8.0 there, and 80.0 here"),
         (with_lora(8.0), with_lora(8.0, True), "action_expert.attention_lora.rank_stabilised is False there"),
         (MICRO_PI05, dataclasses.replace(MICRO_PI05, discrete_state_input=False), "discrete_state_input is True there"),
-        (MICRO, dataclasses.replace(MICRO, tokenizer="tiny"), "tokenizer is paligemma there, and tiny here"),
         (MICRO, dataclasses.replace(MICRO, image_resolution=(12, 8)), r"image_resolution is \(8, 12\) there"),
     ],
 )
@@ -335,8 +313,7 @@ def test_parameters_that_would_compute_something_else_are_refused_though_they_fi
     save_policy(tmp_path / "x", random_model(saved))
     with pytest.raises(CheckpointError, match=named):
         load_policy(tmp_path / "x", wanted)
-    assert load_policy(tmp_path / "x", saved).config == saved
-    # A checkpoint that does not say what it is of, as OpenPI's, is what it is taken for.
+    # A checkpoint that does not describe itself, as OpenPI's, is what it is taken for.
     (tmp_path / "x" / "pirl.json").unlink()
     assert load_policy(tmp_path / "x", wanted).config == wanted
 
@@ -344,19 +321,17 @@ def test_parameters_that_would_compute_something_else_are_refused_though_they_fi
 @pytest.mark.parametrize(
     ("saved", "wanted"),
     [
-        (MICRO, dataclasses.replace(MICRO, action_horizon=9, dtype="bfloat16", param_dtype="bfloat16", remat="dots")),
-        (MICRO, dataclasses.replace(MICRO, max_token_len=11, cameras=MICRO.cameras[:1])),
-        # Rank 4: the same factor, said otherwise.
-        (with_lora(8.0), with_lora(4.0, True)),
+        (MICRO, dataclasses.replace(MICRO, action_horizon=9, max_token_len=11, dtype="bfloat16", remat="dots")),
+        (with_lora(8.0), with_lora(4.0, True)),  # the same factor at rank 4
         (dataclasses.replace(MICRO, max_token_len=0), dataclasses.replace(MICRO, max_token_len=0, tokenizer="tiny")),
     ],
 )
-def test_what_computes_the_same_may_be_said_otherwise(tmp_path, saved, wanted):
+def test_a_configuration_that_computes_the_same_is_accepted(tmp_path, saved, wanted):
     save_policy(tmp_path / "x", random_model(saved))
     assert load_policy(tmp_path / "x", wanted).config == wanted
 
 
-def test_a_policy_that_goes_on_learning_may_be_told_its_state_in_another_way(tmp_path):
+def test_a_policy_that_goes_on_learning_may_get_its_state_in_another_way(tmp_path):
     save_policy(tmp_path / "x", random_model(MICRO_PI05))
     blind = dataclasses.replace(MICRO_PI05, discrete_state_input=False)
     assert load_policy(tmp_path / "x", blind, to_learn=True).config == blind
@@ -372,15 +347,14 @@ def test_a_checkpoint_that_does_not_describe_itself_needs_a_configuration(tmp_pa
     assert load_policy(tmp_path / "x", "tiny").config == get_model_config("tiny")
 
 
-@pytest.mark.parametrize("style", ["released", "trained"])
-def test_a_damaged_file_is_an_error_or_does_not_matter(tmp_path, style):
+def test_a_damaged_file_is_an_error_or_does_not_matter(tmp_path):
     """Every file of a checkpoint, cut short or gone: a clear complaint, or exactly the same parameters."""
     good = tmp_path / "good"
     random = np.random.default_rng(0)
     expected = {f"layer/{name}": jnp.asarray(random.normal(size=(40, 30)), jnp.float32) for name in "abc"}
-    save_checkpoint(good, expected, None, style=style)
+    save_checkpoint(good, expected, None)
     files = [file.relative_to(good) for file in good.rglob("*") if file.is_file()]
-    assert len(files) > 6
+    assert len(files) > 5
     complaints = 0
     for file in files:
         for damage in ("remove", "empty", "halve"):
@@ -418,43 +392,23 @@ def test_zeros_that_an_older_writer_left_out_are_zeros(tmp_path):
     assert_equal_parameters(open_checkpoint(tmp_path / "old").read(), params)
 
 
-@needs_golden
-@pytest.mark.parametrize("name", ["pi0_tiny", "pi0_tiny_lora"])
-def test_optimizer_state_is_not_taken_for_a_policy(name):
-    with pytest.raises(CheckpointError, match="not the parameters of a policy alone"):
-        open_checkpoint(ROOT / "models" / name / "checkpoint" / "2" / "train_state")
-
-
-def test_wrong_places_are_explained(tmp_path):
-    with pytest.raises(CheckpointError, match="does not exist"):
-        open_checkpoint(tmp_path / "nowhere")
+def test_wrong_paths_are_explained(tmp_path):
     (tmp_path / "run" / "1000").mkdir(parents=True)
     (tmp_path / "run" / "500").mkdir()
-    with pytest.raises(CheckpointError, match=r"steps 500, 1000: name one, e.g. .*run/1000"):
-        open_checkpoint(tmp_path / "run")
     (tmp_path / "empty").mkdir()
-    with pytest.raises(CheckpointError, match=r"neither params/ nor model.safetensors"):
-        open_checkpoint(tmp_path / "empty")
     (tmp_path / "file").touch()
-    with pytest.raises(CheckpointError, match="it is a file"):
-        open_checkpoint(tmp_path / "file")
-
-
-BASE = "gs://openpi-assets/checkpoints/pi0_base"
-
-
-@pytest.mark.parametrize(
-    ("place", "said"),
-    [
-        (BASE, f"{BASE} is not on this machine"),
-        (f"{BASE}/params/", f"copy it first (gsutil -m cp -r {BASE} checkpoints/), then name the copy"),
-        (Path(BASE), f"gsutil -m cp -r {BASE} checkpoints/"),
-        ("hf://lerobot/pi0", "hf://lerobot/pi0 is not on this machine: copy it first (with its assets/)"),
-    ],
-)
-def test_a_checkpoint_elsewhere_is_to_be_copied_whole(place, said):
-    with pytest.raises(CheckpointError, match=re.escape(said)):
-        open_checkpoint(place)
+    base = "gs://openpi-assets/checkpoints/pi0_base"
+    for path, message in (
+        (tmp_path / "nowhere", "does not exist"),
+        (tmp_path / "run", "steps 500, 1000: name one, e.g. .*run/1000"),
+        (tmp_path / "empty", "neither params/ nor model.safetensors"),
+        (tmp_path / "file", "it is a file"),
+        (f"{base}/params/", re.escape(f"{base} is not on this machine: copy it first (gsutil -m cp -r {base} check")),
+        (Path(base), re.escape(f"gsutil -m cp -r {base} checkpoints/")),
+        ("hf://lerobot/pi0", r"hf://lerobot/pi0 is not on this machine: copy it first \(with its assets/\)"),
+    ):
+        with pytest.raises(CheckpointError, match=message):
+            open_checkpoint(path)
 
 
 # --- comparing ---------------------------------------------------------------------------------------------------
@@ -471,19 +425,19 @@ def test_differences_are_found_one_by_one(tmp_path):
     save_checkpoint(tmp_path / "b", changed, MICRO)
     a, b = open_checkpoint(tmp_path / "a"), open_checkpoint(tmp_path / "b")
     assert compare(a, a) == []
-    found = {}
-    for difference in compare(a, b):
-        found.setdefault(difference.path, []).append(difference.what)
-    assert found["state_proj/bias"] == ["1 of 12 values, by up to 0.5"]
-    assert found["action_in_proj/kernel"][0] == "dtype float32 and bfloat16"
-    assert found["new/leaf"] == ["only in the second"]
-    assert found["action_out_proj/bias"] == ["shape (5,) and (7,)"]
-    assert "assets/robot/arm/norm_stats.json" in found
-    within = {difference.path for difference in compare(a, b, rtol=0.01, atol=0.6)}
-    assert within == {"new/leaf", "action_out_proj/bias", "assets/robot/arm/norm_stats.json"}
+    always = {
+        "new/leaf: only in the second",
+        "action_out_proj/bias: shape (5,) and (7,)",
+        "assets/robot/arm/norm_stats.json: other statistics, or only in one",
+    }
+    found = set(compare(a, b))
+    assert found > always
+    assert "state_proj/bias: 1 of 12 values, by up to 0.5" in found
+    assert "action_in_proj/kernel: dtype float32 and bfloat16" in found
+    assert set(compare(a, b, rtol=0.01, atol=0.6)) == always
 
 
-def test_of_what_asyncio_tells_only_that_of_orbax_is_held_back(caplog):
+def test_only_orbax_is_kept_out_of_asyncios_log(caplog):
     with quiet_orbax():
         pass
     logger = logging.getLogger("asyncio")
