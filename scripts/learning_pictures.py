@@ -10,7 +10,7 @@ from html import escape
 from pathlib import Path
 
 from pirl.files import write_file
-from pirl.report.plots import Series, color_class, line_chart
+from pirl.report.plots import Axis, Series, color_class, line_chart
 from pirl.report.runs import Run, over_iterations, read_log, read_run
 
 IMAGES = Path(__file__).parents[1] / "docs" / "images" / "learning"
@@ -153,7 +153,7 @@ def _draw_chart(chart: Chart, runs: Sequence[Run], unit: str) -> str:
         label=chart.title,
         log_y=chart.log,
         percent=chart.percent,
-        x_range=(0.0, end),
+        x_axis=Axis(0.0, end),
         y_range=chart.range,
         height=HEIGHT,
         unit=unit,

@@ -40,7 +40,7 @@ def value_of(label):
 
 def test_values_are_drawn_where_the_axis_says():
     linear = Series("loss", np.array([0.0, 5.0, 10.0]), np.array([0.0, 0.5, 2.0]))
-    assert points(line_chart([linear], label="", x_range=(0.0, 10.0), y_range=(0.0, 2.0))) == [
+    assert points(line_chart([linear], label="", x_axis=Axis(0.0, 10.0), y_range=(0.0, 2.0))) == [
         [(0, 1000), (500, 750), (1000, 0)]
     ]
     ratios = Series("loss", np.arange(4.0), 10.0 ** np.arange(4))

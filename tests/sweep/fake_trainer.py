@@ -26,6 +26,10 @@ fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
 print(f"training {name} to {steps}", flush=True)
 if rate < 1e-6 or (rate > 0.5 and steps > 4):
     sys.exit("error: the loss is not finite.")
+plain = {"name": name, "agent": {"learner": "bc", "lr": rate}, "steps": steps, "online": {"env_steps": 0}}
+(run / "config.yaml").write_text(json.dumps(plain | {"evaluation": {"best_of_n": False}}))
+about = {"begun": "2026-01-02T10:00:00+00:00", "command": f"pirl train --exp-name {name}", "resumed": []}
+(run / "metadata.json").write_text(json.dumps({**about, "versions": {}, "config": plain}))
 metrics = run / "metrics.jsonl"
 done = len(metrics.read_text().splitlines()) if resume and metrics.exists() else 0
 try:
@@ -35,7 +39,7 @@ try:
                 (runs / f"{Path(name).name}.waits").touch()
                 time.sleep(0.02)
             success = (1 - 0.8**step) * max(0.05, 1 - 0.3 * abs(log10(rate) + 3))
-            record = {"step": step, "eval/success": success}
+            record = {"step": step, "eval/success": success, "eval/episodes": 20}
             record |= {"eval/success_low": max(0.0, success - 0.1), "eval/success_high": min(1.0, success + 0.1)}
             file.write(json.dumps(record) + "\n")
             file.flush()

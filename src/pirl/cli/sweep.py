@@ -1,20 +1,20 @@
 """`pirl sweep`: searches hyperparameters by successive halving."""
 
-from collections.abc import Mapping, Sequence
+import importlib.util
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
 from pirl.cli.console import default, facts, optional, show, table
 from pirl.cli.options import SHORT_NAMES, Configured, checked_name
-from pirl.errors import UserError
+from pirl.errors import ConfigError, UserError
 from pirl.files import expand_home
 
 if TYPE_CHECKING:
     from pirl.config import RLTrainConfig
     from pirl.sweep.plan import SweepPlan
-    from pirl.sweep.trials import Trial
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,16 +24,16 @@ class Sweep(Configured):
     All trials train up to the first rung, the best third of them up to the second, and so on. Rungs count iterations for
     RIPT, environment steps if there is an online phase, otherwise updates. If there are no more combinations than trials,
     all are tried; otherwise half of the trials are drawn at random, and TPE proposes the others. The results are a table,
-    sweep.json and sweep.html. `pirl sweep PRESET --help` lists the fields that can be knobs.
+    sweep.json and sweep.html. `pirl sweep PRESET --help` lists the fields that can be searched.
     """
 
     program = "pirl sweep"
-    needs = "--exp-name NAME --knob FIELD=VALUES"
+    needs = "--exp-name NAME --param FIELD=VALUES"
 
     exp_name: Annotated[str | None, optional("NAME")] = None
     """Name of the sweep and of its directory in runs_dir. Trials are the runs NAME/trial-000, NAME/trial-001, …"""
-    knob: Annotated[tyro.conf.UseAppendAction[tuple[str, ...]], tyro.conf.arg(metavar="FIELD=VALUES")] = ()
-    """Field to vary: FIELD=A,B,C or FIELD=LOW..HIGH or FIELD=log:LOW..HIGH. Repeat it for each knob."""
+    param: Annotated[tyro.conf.UseAppendAction[tuple[str, ...]], tyro.conf.arg(metavar="FIELD=VALUES")] = ()
+    """Search-space parameter: FIELD=A,B,C or FIELD=LOW..HIGH or FIELD=log:LOW..HIGH. Repeat it for each field."""
     trials: Annotated[int, tyro.conf.arg(metavar="INT")] = 8
     """Number of settings to try."""
     rungs: Annotated[str | None, default("from the next three options", "INT,INT,…")] = None
@@ -59,36 +59,32 @@ class Sweep(Configured):
 
     def run(self) -> int:
         name = checked_name(self.exp_name, resume=self.resume, overwrite=self.overwrite)
-        if not self.knob:
-            raise UserError("no knob: pass at least one, such as --knob agent.optimizer.peak-lr=1e-4,3e-4,1e-3.")
+        if not self.param:
+            raise UserError("no parameter: pass at least one, such as --param agent.optimizer.peak-lr=1e-4,3e-4,1e-3.")
+        if importlib.util.find_spec("optuna") is None:
+            raise ConfigError("a sweep needs Optuna, which is not installed: pip install 'pirl[sweep]'.")
         plan = self.make_plan(name)
-        show(facts(_about(plan)))
+        show(facts(plan.describe()))
         if self.dry_run:
             return 0
-        from pirl.sweep.directory import PAGE_FILE, RESULTS_FILE
-        from pirl.sweep.page import summarise
-        from pirl.sweep.sweep import run_sweep
-        from pirl.sweep.trials import find_best
+        from pirl.sweep.run import PAGE_FILE, RESULTS_FILE, find_best, ranking, run_sweep, summarize
 
         trials = run_sweep(plan, resume=self.resume, overwrite=self.overwrite)
-        show("", _table(plan, trials), "")
-        print(summarise(plan, trials), flush=True)
-        best = find_best(trials, plan.mode)
+        columns, rows = ranking(plan, trials)
+        headers = [column.title for column in columns]
+        show("", table(headers, [[cell or "–" for cell in row] for row in rows]), "")
+        print(summarize(plan, trials), flush=True)
+        page, results = plan.directory / PAGE_FILE, plan.directory / RESULTS_FILE
+        show("", facts([("page", f"{page}: open it in a browser"), ("results", str(results))]))
+        best = find_best(plan, trials)
         assert best is not None
-        rows = [
-            ("page", f"{plan.directory / PAGE_FILE}: open it in a browser"),
-            ("results", str(plan.directory / RESULTS_FILE)),
-        ]
-        show("", facts(rows))
-        print(f"The best setting in full:\n  {plan.full_command(best.setting)}", flush=True)
+        print(f"The best setting in full:\n  {plan.full_command(best)}", flush=True)
         return 0
 
     def make_plan(self, name: str) -> "SweepPlan":
         """What is going to be done; raises if anything is wrong with it."""
         from pirl.config import override_config
-        from pirl.sweep.halving import Halving, make_rungs, parse_rungs
-        from pirl.sweep.knobs import parse_knob, settle_knobs
-        from pirl.sweep.plan import SweepPlan, check_plan, length_of
+        from pirl.sweep.plan import SweepPlan, check_plan, examples, length_of, make_rungs, make_space, parse_rungs
 
         if self.rungs is not None and (self.iterations is not None or self.min_iterations is not None):
             raise UserError("--rungs replaces --iterations and --min-iterations: leave them out.")
@@ -97,13 +93,13 @@ class Sweep(Configured):
         def configure(setting: Mapping[str, str]) -> "RLTrainConfig":
             return override_config(base, setting, self.program, texts=True)
 
-        knobs = settle_knobs([parse_knob(text, SHORT_NAMES) for text in self.knob], given, configure)
-        length_field, length = length_of(configure({knob.name: knob.examples[0] for knob in knobs}))
+        space = make_space(self.param, SHORT_NAMES, given, configure)
+        length_field, length = length_of(configure({name: examples(values)[0] for name, values in space.items()}))
         if self.rungs is not None:
             rungs = parse_rungs(self.rungs)
         else:
-            most = length if self.iterations is None else self.iterations
-            rungs = make_rungs(self.min_iterations, most, max(2, self.reduction))
+            last = length if self.iterations is None else self.iterations
+            rungs = make_rungs(self.min_iterations, last, self.reduction)
         plan = SweepPlan(
             name=name,
             directory=expand_home(base.runs_dir) / name,
@@ -111,8 +107,9 @@ class Sweep(Configured):
             train=self._train_arguments(),
             given=given,
             length_field=length_field,
-            knobs=knobs,
-            halving=Halving(rungs, self.reduction),
+            space=space,
+            rungs=rungs,
+            reduction=self.reduction,
             trials=self.trials,
             metric=self.metric,
             mode=self.mode,
@@ -126,44 +123,3 @@ class Sweep(Configured):
         preset = () if self.preset is None else (self.preset,)
         file = () if self.config_file is None else ("--config-file", str(self.config_file))
         return (*preset, *file, *(("--debug",) if self.debug else ()))
-
-
-def _about(plan: "SweepPlan") -> list[tuple[str, str]]:
-    """What is going to be done, and how much it is."""
-    from pirl.sweep.knobs import Range
-
-    rows = []
-    for knob in plan.knobs:
-        low, high = knob.examples[0], knob.examples[-1]
-        log = isinstance(knob.values, Range) and knob.values.log
-        values = f"{low} to {high}{', log' * log}" if isinstance(knob.values, Range) else ", ".join(knob.values)
-        rows.append((knob.flag, values))
-    tried = "all combinations" if plan.grid is not None else "half at random, then by TPE"
-    counts = ", ".join(f"{count} to {rung:,}" for count, rung in plan.halving.schedule(plan.count))
-    work, whole = plan.halving.work(plan.count), plan.count * plan.halving.rungs[-1]
-    return [
-        ("sweep", str(plan.directory)),
-        *rows,
-        ("trials", f"{plan.count}, {tried}: {counts} {plan.unit}"),
-        ("work", f"{work:,} {plan.unit} in total, instead of {whole:,}"),
-        ("compared by", f"{plan.metric}, {'the larger' if plan.mode == 'max' else 'the smaller'} the better"),
-    ]
-
-
-def _table(plan: "SweepPlan", trials: Sequence["Trial"]) -> Any:
-    from pirl.sweep.page import what_became
-    from pirl.sweep.trials import is_share
-
-    rows = []
-    for rank, trial in enumerate(trials, start=1):
-        rows.append(
-            (
-                "–" if trial.state == "failed" else str(rank),
-                *(trial.setting[knob.name] for knob in plan.knobs),
-                "–" if trial.rung is None else f"{trial.rung:,}",
-                "–" if trial.last is None else trial.last.words(is_share(plan.metric)),
-                what_became(trial),
-                str(plan.run_of(trial)),
-            )
-        )
-    return table(("rank", *(knob.flag for knob in plan.knobs), plan.unit, plan.metric, "result", "run"), rows)

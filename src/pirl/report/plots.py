@@ -99,6 +99,16 @@ class Axis:
         return [(value, number(value, digits)) for value in values]
 
 
+@dataclass(frozen=True)
+class Categories(Axis):
+    """An axis of columns with names, at 0, 1, …"""
+
+    names: tuple[str, ...] = ()
+
+    def ticks(self, about: int = 5) -> list[tuple[float, str]]:
+        return [(float(index), name) for index, name in enumerate(self.names)]
+
+
 def _scale(values: Any, log: bool) -> Any:
     values = np.asarray(values, np.float64)
     # Beyond these, differences and logarithms leave what a double can hold.
@@ -136,7 +146,7 @@ def line_chart(
     label: str,
     log_y: bool = False,
     percent: bool = False,
-    x_range: tuple[float, float] | None = None,
+    x_axis: Axis | None = None,
     y_range: tuple[float, float] | None = None,
     marks: Sequence[Event] = (),
     height: int = 200,
@@ -145,7 +155,7 @@ def line_chart(
 ) -> str:
     """Lines over what `unit` says, with at most so many points each; the ranges are those of the data unless given."""
     edges = [edge for one in series for edge in (one.y, one.low, one.high) if edge is not None]
-    x = Axis(*x_range) if x_range else Axis.fit([one.x for one in series])
+    x = x_axis or Axis.fit([one.x for one in series])
     y = Axis(*y_range, log=log_y) if y_range else Axis.fit(edges, log_y, margin=0.05)
     shapes = [shape for one in series for shape in _band(one, x, y, points)]
     shapes += [shape for one in sorted(series, key=lambda one: not one.faint) for shape in _line(one, x, y, points)]
@@ -267,7 +277,7 @@ def draw_panels(runs: Sequence[Run], panels: Sequence[Panel], unit: str = "updat
             label=panel.title,
             log_y=panel.log,
             percent=panel.share,
-            x_range=(0.0, end),
+            x_axis=Axis(0.0, end),
             y_range=(0.0, 1.0) if panel.share and not ((y < 0) | (y > 1)).any() else None,
             marks=list(marks.values()),
             unit=unit,

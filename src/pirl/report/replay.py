@@ -151,7 +151,7 @@ def episodes_section(
         chart = line_chart(
             [Series("Q", episode.q_steps, q.mean(axis=0), q.min(axis=0), q.max(axis=0))],
             label=f"Q-value along {episode.title}: {outcome} {length} steps",
-            x_range=(0.0, float(length)),
+            x_axis=Axis(0.0, float(length)),
             y_range=(scale.low, scale.high),
             marks=[Event(float(length), kind, f"{outcome} {length} steps")],
             height=140,

@@ -143,7 +143,14 @@ def curves_section(
 
 def build_run_report(runs: Sequence[Run], when: datetime, *, critics: bool = False) -> str:
     """The page about runs from `read_runs`; with `critics`, episodes are replayed to plot what the critics value."""
-    sections = [
+    title = runs[0].name if len(runs) == 1 else f"{len(runs)} runs"
+    subtitle = f"pirl report · {when:%d %B %Y, %H:%M}"
+    return build_page(title, summarize(runs), run_sections(runs, critics=critics), subtitle=subtitle)
+
+
+def run_sections(runs: Sequence[Run], *, critics: bool = False) -> list[Section]:
+    """All that there is to say about runs."""
+    return [
         *([_overview(runs)] if len(runs) > 1 else []),
         _success(runs),
         *_events(runs),
@@ -154,8 +161,6 @@ def build_run_report(runs: Sequence[Run], when: datetime, *, critics: bool = Fal
         _time(runs),
         _provenance(runs),
     ]
-    title = runs[0].name if len(runs) == 1 else f"{len(runs)} runs"
-    return build_page(title, summarize(runs), sections, subtitle=f"pirl report · {when:%d %B %Y, %H:%M}")
 
 
 def summarize(runs: Sequence[Run]) -> str:
