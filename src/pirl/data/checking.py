@@ -222,20 +222,19 @@ def _check_declared(dataset: Dataset, camera: str, videos: Sequence[VideoIndex])
 def _check_pictures(dataset: Dataset, camera: str, is_asked_for: bool) -> Iterator[Problem]:
     """Every picture in the parquet files: is it one, and is it whole?"""
     rows, wanted = dataset.rows, dataset.info.features[camera].image_size
-    positions = np.full(rows.file_starts[-1], -1)
-    positions[rows.order] = np.arange(len(rows.order))
     counts: Counter[tuple[int, int]] = Counter()
     first_of: dict[tuple[int, int], tuple[int, int, str]] = {}
     wrong: dict[int, list[tuple[int, str, DataError]]] = {}
     for file, relative in enumerate(rows.files):
         try:
             cells = read_all_cells(resolve_inside(dataset.root, relative, links=True), camera)
-            mine = positions[rows.file_starts[file] : rows.file_starts[file + 1]]
-            for position, cell in zip(mine.tolist(), cells, strict=False):
-                if position < 0:
+            mine = rows.rows_of_file[file]
+            row_of_cell = dict(zip(rows.row_in_file[mine].tolist(), mine.tolist(), strict=True))
+            for row, cell in ((row_of_cell.get(place), cell) for place, cell in enumerate(cells)):
+                if row is None:  # of an unfinished episode
                     continue
-                episode = int(np.searchsorted(dataset.starts, position, side="right")) - 1
-                number, frame = int(dataset.episode_ids[episode]), position - int(dataset.starts[episode])
+                episode = int(np.searchsorted(dataset.starts, row, side="right")) - 1
+                number, frame = int(dataset.episode_ids[episode]), row - int(dataset.starts[episode])
                 try:
                     size = _check_picture(cell)
                 except DataError as error:

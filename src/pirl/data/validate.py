@@ -139,7 +139,6 @@ def _wrong_values(
 ) -> Iterator[Problem]:
     """The first wrong value of each episode, and where it is."""
     wrong = wrong.reshape(len(values), -1)
-    files = dataset.rows
     for episode, rows in by_episode(dataset.starts, np.flatnonzero(wrong.any(axis=1) & used)):
         row, dimension = int(rows[0]), int(np.argmax(wrong[rows[0]]))
         frame = f"frame {row - dataset.starts[episode]}" + (f", dimension {dimension}" if values.ndim > 1 else "")
@@ -147,7 +146,7 @@ def _wrong_values(
         yield Problem(
             f"{frame} {message}{more}",
             episode=int(dataset.episode_ids[episode]),
-            file=files.files[int(np.searchsorted(files.file_starts, files.order[row], side="right")) - 1],
+            file=dataset.rows.files[dataset.rows.file_of_row[row]],
             column=name,
             value=str(values[row].ravel()[dimension]),
         )
@@ -169,5 +168,5 @@ def camera_problems(dataset: Dataset, camera: str) -> Iterator[Problem]:
 
 def of_file(dataset: Dataset, file: int, message: str, column: str, value: str | None = None) -> Iterator[Problem]:
     """A problem of all episodes that a data file holds."""
-    for episode, _ in dataset.rows.frames_in(file, dataset.rows.rows_in_use(file)):
+    for episode in dataset.rows.episodes_of_file(file):
         yield Problem(message, "problem", episode, dataset.rows.files[file], column, value)
