@@ -13,10 +13,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pirl.data.checking import check_dataset
-from pirl.data.lerobot.reader import by_episode, open_dataset
+from pirl.data.lerobot.reader import open_dataset
+from pirl.data.lerobot.rows import by_episode
 from pirl.data.outcomes import OutcomeConfig
-from pirl.data.summary import summarize
+from pirl.data.prepare import summarize
+from pirl.data.validate import check_dataset
 from pirl.errors import DataError
 from sample_datasets import (
     BROKEN,

@@ -16,7 +16,7 @@ from pirl.data import (
     read_outcomes,
     summarize,
 )
-from pirl.data.corrections import human_throughout, read_interventions
+from pirl.data.prepare import human_throughout, read_interventions
 from pirl.errors import ConfigError
 from pirl.models import get_model_config
 from sample_datasets import build, edit_column, edit_data, edit_info, info_of

@@ -9,10 +9,10 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
-from pirl.data.checking import check_dataset
 from pirl.data.lerobot.columns import ColumnError, to_numpy
 from pirl.data.lerobot.format import Feature, glob_pattern
 from pirl.data.lerobot.reader import open_dataset
+from pirl.data.validate import check_dataset
 from sample_datasets import VALID, build, edit_data, edit_episodes, edit_info, read_bars
 
 GOLDEN = Path(__file__).resolve().parents[2].parent / "shared" / "golden_data"

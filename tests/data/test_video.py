@@ -4,8 +4,8 @@ import av
 import numpy as np
 import pytest
 
-from pirl.data.checking import check_dataset
 from pirl.data.lerobot.video import decode_frames, index_video
+from pirl.data.validate import check_dataset
 from pirl.errors import DataError
 from sample_datasets import BROKEN, read_bars
 from sample_datasets.build import draw_bars

@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING
 from pirl.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from pirl.data.checking import check_dataset
     from pirl.data.chunks import ChunkBatch, ChunkShape, Trajectories, gather_chunks
     from pirl.data.frame_cache import FrameCacheConfig, delete_frame_cache, list_frame_caches, open_frames
     from pirl.data.labels import Label, merge_labels, parse_episodes, read_csv, read_labels, write_labels
@@ -14,18 +13,16 @@ if TYPE_CHECKING:
     from pirl.data.norm_stats import compute_norm_stats, degenerate_dimensions
     from pirl.data.outcomes import OutcomeConfig, Outcomes, read_outcomes
     from pirl.data.policy_io import PolicyIO
-    from pirl.data.prepare import Selection, dataset_norm_stats, load_trajectories
+    from pirl.data.prepare import Selection, dataset_norm_stats, load_trajectories, summarize
     from pirl.data.problems import BrokenDatasetError, Problem
     from pirl.data.replay import Episode, ReplayBuffer
     from pirl.data.robots import Robot, get_robot, list_robots, load_robot
     from pirl.data.sampler import ChunkIndexSampler, ChunkSampler, DatasetSource, Loader
-    from pirl.data.summary import summarize
-    from pirl.data.validate import scan_episodes, usable_episodes
+    from pirl.data.validate import check_dataset, scan_episodes, usable_episodes
 
 __getattr__, __dir__, __all__ = lazy_names(
     __name__,
     {
-        "checking": ["check_dataset"],
         "chunks": ["ChunkBatch", "ChunkShape", "Trajectories", "gather_chunks"],
         "frame_cache": ["FrameCacheConfig", "delete_frame_cache", "list_frame_caches", "open_frames"],
         "labels": ["Label", "merge_labels", "parse_episodes", "read_csv", "read_labels", "write_labels"],
@@ -34,12 +31,11 @@ __getattr__, __dir__, __all__ = lazy_names(
         "norm_stats": ["compute_norm_stats", "degenerate_dimensions"],
         "outcomes": ["OutcomeConfig", "Outcomes", "read_outcomes"],
         "policy_io": ["PolicyIO"],
-        "prepare": ["Selection", "dataset_norm_stats", "load_trajectories"],
+        "prepare": ["Selection", "dataset_norm_stats", "load_trajectories", "summarize"],
         "problems": ["BrokenDatasetError", "Problem"],
         "replay": ["Episode", "ReplayBuffer"],
         "robots": ["Robot", "get_robot", "list_robots", "load_robot"],
         "sampler": ["ChunkIndexSampler", "ChunkSampler", "DatasetSource", "Loader"],
-        "summary": ["summarize"],
-        "validate": ["scan_episodes", "usable_episodes"],
+        "validate": ["check_dataset", "scan_episodes", "usable_episodes"],
     },
 )

@@ -15,7 +15,8 @@ import numpy as np
 from jaxtyping import Bool, Float32, Int8, Int64
 
 from pirl.data.labels import LABEL_FILE, Label, read_labels, yes_or_no
-from pirl.data.lerobot.reader import Dataset, by_episode, is_beside
+from pirl.data.lerobot.reader import Dataset, is_beside
+from pirl.data.lerobot.rows import by_episode
 from pirl.data.problems import BrokenDatasetError, Problem
 from pirl.errors import ConfigError
 

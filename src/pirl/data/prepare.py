@@ -1,4 +1,4 @@
-"""From a dataset on disk to something to sample from: columns, outcomes, statistics, frames, filters."""
+"""From a dataset on disk to something to sample from: columns, outcomes, statistics, frames, filters; and a summary."""
 
 import contextlib
 import hashlib
@@ -11,11 +11,12 @@ import numpy as np
 from jaxtyping import Bool, Float, Float64, Int64
 
 from pirl.data.chunks import Trajectories
-from pirl.data.corrections import INTERVENTION_COLUMNS, human_throughout, read_interventions
 from pirl.data.frame_cache import FrameCacheConfig, open_frames
+from pirl.data.lerobot.columns import DepthPictureError
 from pirl.data.lerobot.reader import Dataset
 from pirl.data.norm_stats import compute_norm_stats, degenerate_dimensions, safe_scales, sample_range
-from pirl.data.outcomes import OutcomeConfig, Outcomes, read_outcomes
+from pirl.data.outcomes import OutcomeConfig, Outcomes, read_outcomes, try_outcomes
+from pirl.data.problems import Problem, format_episodes, format_problems
 from pirl.data.robots import Robot
 from pirl.data.transforms import make_mask
 from pirl.errors import CheckpointError, ConfigError, DataError
@@ -24,6 +25,8 @@ from pirl.interop.norm_stats import NormStats, read_norm_stats, write_norm_stats
 from pirl.models.config import Pi0Config
 
 logger = logging.getLogger(__name__)
+# Columns that mark actions of a human: LeRobot's, those of HIL-SERL and Evo-RL, and RLinf's.
+INTERVENTION_COLUMNS = ("intervention", "is_intervention", "complementary_info.is_intervention", "intervene_flag")
 
 
 def robot_columns(
@@ -37,8 +40,8 @@ def robot_columns(
             f"{', '.join(dataset.column_names)}: choose another robot, or describe this one."
         )
     columns = dataset.columns(wanted)
-    if words := [name for name in wanted if columns[name].dtype.kind not in "biuf"]:
-        raise DataError(f"{dataset.name}: {', '.join(words)} holds no numbers, robot {robot.name!r} needs them.")
+    if text := [name for name in wanted if columns[name].dtype.kind not in "biuf"]:
+        raise DataError(f"{dataset.name}: {', '.join(text)} holds no numbers, robot {robot.name!r} needs them.")
     joined = []
     for names, width in ((robot.state, robot.state_dim), (robot.actions, robot.action_dim)):
         parts = [columns[name].astype(np.float32).reshape(len(dataset), -1) for name in names]
@@ -51,12 +54,6 @@ def robot_columns(
     return joined[0], joined[1]
 
 
-def _place(dataset: Dataset, row: int) -> str:
-    """Episode and frame of a row, in words."""
-    episode = int(np.searchsorted(dataset.starts, row, side="right") - 1)
-    return f"episode {dataset.episode_ids[episode]}, frame {row - dataset.starts[episode]}"
-
-
 def dataset_norm_stats(
     dataset: Dataset,
     robot: Robot,
@@ -65,9 +62,9 @@ def dataset_norm_stats(
     ends: Int64[np.ndarray, " episodes"] | None = None,
     used: Bool[np.ndarray, " rows"] | None = None,
 ) -> dict[str, NormStats]:
-    """The statistics to normalise with, from the columns alone; kept in the cache, by content.
+    """The statistics to normalize with, from the columns alone; kept in the cache, by content.
 
-    They are over chunks from all frames or, as training sees them, from frames that are `used`, up to the `ends` of
+    They are over chunks from all frames or, as training samples them, from frames that are `used`, up to the `ends` of
     episodes. Dimensions that do not vary get a scale that is safe to divide by, with a warning.
     """
     states, actions = robot_columns(dataset, robot)
@@ -102,7 +99,7 @@ def load_trajectories(
     frame_cache: FrameCacheConfig | None = None,
     progress: bool = True,
 ) -> Trajectories:
-    """Everything a sampler needs of a dataset. Pictures are decoded once, into the frame cache."""
+    """Everything a sampler needs of a dataset. Images are decoded once, into the frame cache."""
     if unknown := {slot: name for slot, name in robot.cameras.items() if name not in dataset.cameras}:
         raise DataError(
             f"{dataset.name} has no camera {', '.join(unknown.values())}, which robot {robot.name!r} shows the model as "
@@ -110,20 +107,23 @@ def load_trajectories(
         )
     states, actions = robot_columns(dataset, robot)
     found = read_outcomes(dataset, outcomes or OutcomeConfig())
+
+    def locate(row: int) -> str:
+        episode = int(np.searchsorted(dataset.starts, row, side="right") - 1)
+        return f"episode {dataset.episode_ids[episode]}, frame {row - dataset.starts[episode]}"
+
     last = np.repeat(found.ends, dataset.lengths)
     finite = np.isfinite(states).all(axis=1) & np.isfinite(actions).all(axis=1) | (np.arange(len(last)) >= last)
     if not finite.all():
-        where = _place(dataset, int(np.argmin(finite)))
         raise DataError(
-            f"{dataset.name}: state or actions are not finite in {np.count_nonzero(~finite)} frames, first in {where}: "
-            f"see pirl data check {dataset.name}."
+            f"{dataset.name}: state or actions are not finite in {np.count_nonzero(~finite)} frames, first in "
+            f"{locate(int(np.argmin(finite)))}: see pirl data check {dataset.name}."
         )
     prompts = [task or robot.default_prompt or "" for task in dataset.rows.tasks]
-    speechless = np.flatnonzero(~np.array([bool(prompt) for prompt in prompts], bool)[dataset.rows.task_of_row])
-    if model.max_token_len and len(speechless):
+    without = np.flatnonzero(np.array([not prompt for prompt in prompts], bool)[dataset.rows.task_of_row])
+    if model.max_token_len and len(without):
         raise DataError(
-            f"{dataset.name}: {_place(dataset, int(speechless[0]))} has no task to tell the model: give the robot a "
-            "default_prompt."
+            f"{dataset.name}: {locate(int(without[0]))} has no task to tell the model: give the robot a default_prompt."
         )
     height, width = model.image_resolution
     config = frame_cache or FrameCacheConfig(height, width)
@@ -150,6 +150,42 @@ def load_trajectories(
     )
 
 
+# --- actions of a human ----------------------------------------------------------------------------------------------
+
+
+def find_interventions(dataset: Dataset) -> str | None:
+    """The column that marks human actions, if there is one."""
+    return next((name for name in INTERVENTION_COLUMNS if name in dataset.column_names), None)
+
+
+def read_interventions(dataset: Dataset) -> tuple[Bool[np.ndarray, " rows"] | None, list[Problem]]:
+    """Whether a human chose the action of each frame; None if there is no such column, or if it cannot be read."""
+    name = find_interventions(dataset)
+    if name is None:
+        return None, []
+    columns, problems = dataset.try_columns([name])
+    if name not in columns:
+        return None, problems
+    values = columns[name]
+    if values.ndim != 1 or values.dtype.kind not in "biuf" or not np.isin(values, (0, 1)).all():
+        message = "is ignored: it should hold 0 or 1 for each frame"
+        return None, [Problem(message, "note", column=name, value=str(values.dtype))]
+    return values.astype(bool), []
+
+
+def human_throughout(
+    human: Bool[np.ndarray, " rows"], ends: Int64[np.ndarray, " rows"], horizon: int
+) -> Bool[np.ndarray, " rows"]:
+    """Whether a human chose all actions of the chunk from each row on; `ends` are those of the rows' episodes."""
+    before = np.concatenate([[0], np.cumsum(human)])
+    rows = np.arange(len(human))
+    stop = np.minimum(rows + horizon, ends)
+    return (stop > rows) & (before[stop.clip(min=0)] - before[rows] == stop - rows)
+
+
+# --- filters ---------------------------------------------------------------------------------------------------------
+
+
 @dataclass(frozen=True)
 class Selection:
     """Which frames are sampled, and how often. Filters first: what they leave out has no weight.
@@ -174,7 +210,7 @@ class Selection:
             raise ConfigError(f"success_fraction should be between 0 and 1, or none; it is {self.success_fraction}.")
 
     def weights(self, dataset: Dataset, outcomes: Outcomes, horizon: int = 1) -> Float64[np.ndarray, " rows"]:
-        """The weight of each row as an anchor of a chunk of so many actions."""
+        """The weight of each row as the start of a chunk of so many actions."""
         texts, numbers = list(dataset.rows.tasks), dataset.episode_ids.tolist()
         for name in (*(self.tasks or ()), *self.task_weights):
             if name not in texts:
@@ -205,3 +241,88 @@ class Selection:
             balance = self.success_fraction / (1 - self.success_fraction) * (1 - share) / share
             weights = np.where(succeeded, weights * balance, weights)
         return weights
+
+
+# --- what there is, in numbers ---------------------------------------------------------------------------------------
+
+
+def summarize(dataset: Dataset, config: OutcomeConfig) -> dict[str, Any]:
+    """What is in a dataset, JSON-ready, for `pirl data info`; `problems` are what could not be read.
+
+    `outcomes` is None where the data does not tell how its episodes ended; `outcome_problem` says why.
+    """
+    found, problems = try_outcomes(dataset, config)
+    outcomes = None
+    if found is not None:
+        known, success = int((found.success >= 0).sum()), int((found.success == 1).sum())
+        outcomes = {
+            "known": known,
+            "success": success,
+            "rate": success / max(known, 1),
+            "timeouts": int((~found.terminals[found.ends - 1]).sum()),
+            "returns": _histogram(np.add.reduceat(found.rewards, dataset.starts[:-1])),
+        }
+    task_of_episode = dataset.rows.task_of_row[dataset.starts[:-1]]
+    tasks = [{"task": text, "episodes": int((task_of_episode == i).sum())} for i, text in enumerate(dataset.rows.tasks)]
+    human, unread = read_interventions(dataset)
+    interventions = None
+    if human is not None:
+        episodes = np.add.reduceat(human, dataset.starts[:-1]).astype(bool)
+        column = find_interventions(dataset)
+        interventions = {"column": column, "frames": int(human.sum()), "episodes": int(episodes.sum())}
+    unread += [problem for problem in dataset.problems if problem.severity == "problem"]
+    cameras = [_summarize_camera(dataset, name, unread) for name in dataset.cameras]
+    features = {name: dataset.info.features[name] for name in dataset.column_names if name in dataset.info.features}
+    return {
+        "name": dataset.name,
+        "version": dataset.info.version,
+        "fps": dataset.info.fps,
+        "robot_type": dataset.info.robot_type,
+        "episodes": len(dataset.episode_ids),
+        "frames": len(dataset),
+        "tasks": tasks,
+        "lengths": _histogram(dataset.lengths),
+        "outcomes": outcomes,
+        "outcome_problem": str(problems[0]) if problems else None,
+        "interventions": interventions,
+        "cameras": cameras,
+        "problems": format_problems(dict.fromkeys(unread)),
+        "columns": [{"name": name, "dtype": f.dtype, "shape": list(f.shape)} for name, f in features.items()],
+    }
+
+
+def _summarize_camera(dataset: Dataset, name: str, unread: list[Problem]) -> dict[str, Any]:
+    """Size and storage, by the first image that can be read; problems are added to `unread`."""
+    storage, missing = "pictures in parquet", set[int]()
+    size = dataset.info.features[name].image_size or (0, 0)
+    numbers = dataset.episode_ids.tolist()
+    if name not in dataset.rows.column_names:
+        segments, problems = dataset.segments(name)
+        unread += [problem for problem in problems if problem.severity == "problem"]
+        missing = {number for number, segment in zip(numbers, segments, strict=True) if segment is None}
+        codecs = {segment.video.codec for segment in segments if segment is not None}
+        storage = f"video ({', '.join(sorted(codecs))})" if codecs else "no video that can be read"
+        if codecs and missing:
+            storage += f", not for episode{'s' if len(missing) > 1 else ''} {format_episodes(missing)}"
+    first = next((episode for episode, number in enumerate(numbers) if number not in missing), None)
+    if first is not None:
+        try:
+            size = next(iter(dataset.decode(name, first))).shape[:2]
+        except DataError as error:
+            if isinstance(error.__cause__, DepthPictureError):
+                size, storage = error.__cause__.size, "depths in parquet, which no policy sees"
+            else:
+                unread.append(Problem(str(error), episode=numbers[first], column=name))
+    return {"name": name, "height": size[0], "width": size[1], "storage": storage}
+
+
+def _histogram(values: np.ndarray, bins: int = 10) -> dict[str, Any]:
+    # In float64: neighboring float32 numbers leave no room for bins.
+    counts, edges = np.histogram(values.astype(np.float64), bins=min(bins, len(np.unique(values))))
+    return {
+        "min": float(values.min()),
+        "max": float(values.max()),
+        "mean": float(values.mean()),
+        "counts": counts.tolist(),
+        "edges": edges.tolist(),
+    }

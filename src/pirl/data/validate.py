@@ -1,29 +1,45 @@
-"""Which episodes of a dataset can be trained on, and what to do about the others."""
+"""Checks of a dataset before training: which episodes are usable, what is wrong with the others, and what there is."""
 
+import itertools
 import logging
+import math
 import os
+import re
+from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
-from typing import Literal
+from dataclasses import replace
+from typing import Any, Literal
 
 import numpy as np
 
-from pirl.data.lerobot.columns import is_numeric
-from pirl.data.lerobot.reader import Dataset, by_episode, scan_dataset
-from pirl.data.outcomes import OutcomeConfig, try_outcomes
+from pirl.data.labels import LABEL_FILE, read_labels
+from pirl.data.lerobot.columns import DepthPictureError, ParquetDamageError, is_numeric, open_picture, read_all_cells
+from pirl.data.lerobot.format import DEFAULT_COLUMNS, resolve_inside
+from pirl.data.lerobot.reader import Dataset, scan_dataset
+from pirl.data.lerobot.rows import by_episode
+from pirl.data.lerobot.video import MISSING, UNLISTED, VideoIndex, codec_name
+from pirl.data.norm_stats import degenerate_dimensions, frame_stats
+from pirl.data.outcomes import END_COLUMNS, REWARD_COLUMN, SUCCESS_COLUMNS, OutcomeConfig, try_outcomes
 from pirl.data.problems import BrokenDatasetError, Problem, format_episodes, format_problems
 from pirl.data.robots import Robot
-from pirl.errors import ConfigError
+from pirl.errors import ConfigError, DataError
 
 logger = logging.getLogger(__name__)
 BadEpisodes = Literal["refuse", "skip"]
 # Beyond it the square of a number leaves float32, in which policies compute. Nothing that robots measure comes near.
 LARGEST = np.sqrt(np.float64(np.finfo(np.float32).max))
 # Share of the episodes that may be skipped: where more are bad, it is not the episodes.
-MOST_SKIPPED = 0.5
+_MAX_SKIPPED = 0.5
+_STATES_AND_ACTIONS = ("observation.state", "state", "action", "actions")
+_NUMBERS = re.compile(r"bool|u?int(8|16|32|64)|float(16|32|64)")
+_OUTCOMES = (REWARD_COLUMN, *SUCCESS_COLUMNS, *itertools.chain.from_iterable(END_COLUMNS.values()))
+
+
+# --- which episodes are usable ---------------------------------------------------------------------------------------
 
 
 def scan_episodes(source: str | os.PathLike[str], episodes: Collection[int] | None = None) -> Dataset:
-    """Open a dataset, or these episodes of it, whatever is wrong with them; something has to be there."""
+    """Open a dataset, or these episodes of it, whatever is wrong with them; there must be some data."""
     dataset = scan_dataset(source)
     known = {*dataset.episode_ids.tolist(), *(problem.episode for problem in dataset.problems)}
     if absent := sorted(set(episodes or ()) - known):
@@ -32,7 +48,7 @@ def scan_episodes(source: str | os.PathLike[str], episodes: Collection[int] | No
     if episodes is not None:
         dataset = dataset.select(episodes)
     if not len(dataset):
-        raise BrokenDatasetError(dataset.name, [p for p in dataset.problems if p.severity == "problem"])
+        raise BrokenDatasetError(dataset.name, _of_severity(dataset.problems, "problem"))
     return dataset
 
 
@@ -45,23 +61,6 @@ def usable_episodes(
     for note in dataset.problems:
         logger.info("%s: %s", dataset.name, note)
     return leave_out(usable, problems, bad_episodes)
-
-
-def leave_out(usable: Dataset, problems: Sequence[Problem], bad_episodes: BadEpisodes) -> Dataset:
-    """What is `usable` without the episodes that have problems, if those may be skipped; else raises."""
-    if not problems:
-        return usable
-    if any(problem.episode is None for problem in problems):
-        raise BrokenDatasetError(usable.name, problems, "cannot be trained on")
-    bad = {problem.episode for problem in problems if problem.episode is not None}
-    usable = usable.select(set(usable.episode_ids.tolist()) - bad)
-    total = len(bad) + len(usable.episode_ids)
-    if bad_episodes == "refuse" or len(bad) > MOST_SKIPPED * total:
-        what = f"has {_count(bad)} that cannot be trained on"
-        raise BrokenDatasetError(usable.name, problems, what, skip_advice(usable, bad))
-    lines = "\n".join(f"  {line}" for line in format_problems(problems))
-    logger.warning("%s: %d of %d episodes are skipped:\n%s", usable.name, len(bad), total, lines)
-    return usable
 
 
 def split_episodes(
@@ -78,8 +77,25 @@ def split_episodes(
         found += [problem for problem in problems if problem.episode is not None or not bad]
         if not bad:
             return dataset, found
-        # What concerns the whole dataset may be due to these episodes: look again without them.
+        # Problems of the whole dataset may be due to these episodes: check again without them.
         dataset = dataset.select(set(dataset.episode_ids.tolist()) - bad)
+
+
+def leave_out(usable: Dataset, problems: Sequence[Problem], bad_episodes: BadEpisodes) -> Dataset:
+    """What is `usable` without the episodes that have problems, if those may be skipped; else raises."""
+    if not problems:
+        return usable
+    if any(problem.episode is None for problem in problems):
+        raise BrokenDatasetError(usable.name, problems, "cannot be trained on")
+    bad = {problem.episode for problem in problems if problem.episode is not None}
+    usable = usable.select(set(usable.episode_ids.tolist()) - bad)
+    total = len(bad) + len(usable.episode_ids)
+    if bad_episodes == "refuse" or len(bad) > _MAX_SKIPPED * total:
+        what = f"has {_count(len(bad))} that cannot be trained on"
+        raise BrokenDatasetError(usable.name, problems, what, skip_advice(usable, bad))
+    lines = "\n".join(f"  {line}" for line in format_problems(problems))
+    logger.warning("%s: %d of %d episodes are skipped:\n%s", usable.name, len(bad), total, lines)
+    return usable
 
 
 def skip_advice(usable: Dataset, bad: Collection[int]) -> str:
@@ -87,51 +103,44 @@ def skip_advice(usable: Dataset, bad: Collection[int]) -> str:
     rest = usable.episode_ids.tolist()
     if not rest:
         return "No episode is left to train on."
-    chosen = f"--data.selection.episodes {format_episodes(rest)}"
-    if len(bad) > MOST_SKIPPED * (len(bad) + len(rest)):
-        return f"More than half of the episodes would be skipped. To train on the other {_count(rest)}: {chosen}"
-    return f"To train on the other {_count(rest)}: --data.bad-episodes skip, or {chosen}"
-
-
-def _count(episodes: Collection[int]) -> str:
-    return f"{len(episodes)} episode{'' if len(episodes) == 1 else 's'}"
+    chosen, count = f"--data.selection.episodes {format_episodes(rest)}", _count(len(rest))
+    if len(bad) > _MAX_SKIPPED * (len(bad) + len(rest)):
+        return f"More than half of the episodes would be skipped. To train on the other {count}: {chosen}"
+    return f"To train on the other {count}: --data.bad-episodes skip, or {chosen}"
 
 
 def _find_problems(
     dataset: Dataset, columns: Sequence[str], cameras: Sequence[str], outcomes: OutcomeConfig
 ) -> Iterator[Problem]:
-    yield from (problem for problem in dataset.problems if problem.severity == "problem")
+    yield from _of_severity(dataset.problems, "problem")
     if not len(dataset):
         return
     found, problems = try_outcomes(dataset, outcomes)
     yield from problems
-    yield from column_problems(dataset, columns, dataset.starts[1:] if found is None else found.ends)
+    yield from _check_numbers(dataset, columns, dataset.starts[1:] if found is None else found.ends)
     for camera in cameras:
-        yield from camera_problems(dataset, camera)
+        yield from _check_frames(dataset, camera)
 
 
-def column_problems(dataset: Dataset, names: Sequence[str], ends: np.ndarray) -> Iterator[Problem]:
+def _check_numbers(dataset: Dataset, names: Sequence[str], ends: np.ndarray) -> Iterator[Problem]:
     """Episodes in which columns cannot be read as numbers that a policy can compute with, up to their `ends`."""
     numeric = []
     for name in names:
         types = dataset.rows.column_types.get(name, ())
         wrong = {file: kind for file, kind in enumerate(types) if kind is not None and not is_numeric(kind)}
         for file, kind in wrong.items():
-            yield from of_file(dataset, file, "should hold numbers", name, f"{kind!s:.60}")
+            yield from _of_file(dataset, file, "should hold numbers", name, f"{kind!s:.60}")
         if types and not wrong:
             numeric.append(name)
     columns, problems = dataset.try_columns(numeric)
     yield from problems
-    used = np.zeros(len(dataset) + 1, np.int64)
-    used[dataset.starts[:-1]] += 1
-    np.subtract.at(used, ends, 1)
-    inside = np.cumsum(used)[:-1] > 0
+    used = np.arange(len(dataset)) < np.repeat(ends, dataset.lengths)
     for name, values in columns.items():
         if values.dtype.kind == "f":
             finite = np.isfinite(values)
-            yield from _wrong_values(dataset, name, values, ~finite, inside, "is not finite")
+            yield from _wrong_values(dataset, name, values, ~finite, used, "is not finite")
             message = "is no measurement, and its square is beyond float32"
-            yield from _wrong_values(dataset, name, values, finite & (np.abs(values) > LARGEST), inside, message)
+            yield from _wrong_values(dataset, name, values, finite & (np.abs(values) > LARGEST), used, message)
 
 
 def _wrong_values(
@@ -142,31 +151,309 @@ def _wrong_values(
     for episode, rows in by_episode(dataset.starts, np.flatnonzero(wrong.any(axis=1) & used)):
         row, dimension = int(rows[0]), int(np.argmax(wrong[rows[0]]))
         frame = f"frame {row - dataset.starts[episode]}" + (f", dimension {dimension}" if values.ndim > 1 else "")
-        more = f" (and {len(rows) - 1} more frames)" if len(rows) > 1 else ""
-        yield Problem(
-            f"{frame} {message}{more}",
-            episode=int(dataset.episode_ids[episode]),
-            file=dataset.rows.files[dataset.rows.file_of_row[row]],
-            column=name,
-            value=str(values[row].ravel()[dimension]),
-        )
+        file = dataset.rows.files[dataset.rows.file_of_row[row]]
+        number, value = int(dataset.episode_ids[episode]), str(values[row].ravel()[dimension])
+        yield Problem(f"{frame} {message}{_and_more(len(rows))}", "problem", number, file, name, value)
 
 
-def camera_problems(dataset: Dataset, camera: str) -> Iterator[Problem]:
-    """Episodes whose frames of a camera cannot be found; what is in the files shows when they are decoded."""
+def _check_frames(dataset: Dataset, camera: str) -> Iterator[Problem]:
+    """Episodes whose frames of a camera cannot be found; damage inside the files shows when they are decoded."""
     if camera in dataset.rows.column_names:
         for file, kind in enumerate(dataset.rows.column_types[camera]):
             if kind is None:
-                yield from of_file(dataset, file, "is not in this file, though it is in others", camera)
+                yield from _of_file(dataset, file, "is not in this file, though it is in others", camera)
         return
     segments, problems = dataset.segments(camera)
     if dataset.info.features[camera].dtype == "image" and not any(segments):
         yield Problem("this camera is declared in info.json, but its pictures are not in the data", column=camera)
     else:
-        yield from (problem for problem in problems if problem.severity == "problem")
+        yield from _of_severity(problems, "problem")
 
 
-def of_file(dataset: Dataset, file: int, message: str, column: str, value: str | None = None) -> Iterator[Problem]:
+def _of_file(dataset: Dataset, file: int, message: str, column: str, value: str | None = None) -> Iterator[Problem]:
     """A problem of all episodes that a data file holds."""
     for episode in dataset.rows.episodes_of_file(file):
         yield Problem(message, "problem", episode, dataset.rows.files[file], column, value)
+
+
+def _of_severity(problems: Sequence[Problem], severity: str) -> list[Problem]:
+    return [problem for problem in problems if problem.severity == severity]
+
+
+def _count(episodes: int) -> str:
+    return f"{episodes} episode{'' if episodes == 1 else 's'}"
+
+
+def _and_more(frames: int) -> str:
+    return f" (and {frames - 1} more frames)" if frames > 1 else ""
+
+
+# --- everything there is to report -----------------------------------------------------------------------------------
+
+
+def check_dataset(
+    source: str | os.PathLike[str],
+    outcomes: OutcomeConfig | None = None,
+    *,
+    robot: Robot | None = None,
+    episodes: Collection[int] | None = None,
+    decode: bool = False,
+) -> tuple[Dataset | None, list[Problem]]:
+    """The episodes that can be trained on, and the results of all checks.
+
+    A problem keeps an episode (or the dataset, where it names none) from training with this robot; without one, with a
+    robot that uses all numbers and all cameras. Everything else is a note. Of every episode's video only the first frame
+    is decoded, unless asked for more.
+    """
+    config = outcomes or OutcomeConfig()
+    try:
+        dataset = scan_episodes(source, episodes)
+        if robot is not None and (missing := list(_check_robot(dataset, robot))):
+            raise BrokenDatasetError(dataset.name, missing)
+        columns = _all_numbers(dataset) if robot is None else (*robot.state, *robot.actions)
+        cameras = _all_cameras(dataset) if robot is None else tuple(robot.cameras.values())
+        usable, problems = split_episodes(dataset, columns, cameras, config)
+    except BrokenDatasetError as error:
+        return None, error.problems
+    except DataError as error:  # such as labels that cannot be read
+        return None, [Problem(str(error))]
+    notes = _of_severity(dataset.problems, "note")
+    for camera in dataset.cameras:
+        found = list(_check_camera(dataset, camera, decode, robot is not None and camera in cameras))
+        wrong = _of_severity(found, "problem")
+        if camera in cameras:
+            problems += wrong
+        elif wrong:
+            notes.append(Problem(_unused_camera(dataset, wrong, robot), "note", column=camera))
+        notes += _of_severity(found, "note")
+    notes += _check_features(dataset)
+    notes += _check_columns(dataset, columns)
+    notes += _check_time(dataset)
+    usable = usable.select(set(usable.episode_ids.tolist()) - {problem.episode for problem in problems})
+    if len(usable):
+        notes += _check_outcomes(usable, config)
+        notes += _check_ranges(usable, _STATES_AND_ACTIONS if robot is None else columns)
+    return usable, list(dict.fromkeys([*problems, *notes]))
+
+
+def _check_robot(dataset: Dataset, robot: Robot) -> Iterator[Problem]:
+    """What a robot needs that is not in the dataset, or that has another width."""
+    for names, width in ((robot.state, robot.state_dim), (robot.actions, robot.action_dim)):
+        for name in (name for name in names if name not in dataset.column_names):
+            has = ", ".join(dataset.column_names)
+            yield Problem(f"is not in the data, and robot {robot.name} needs it; the columns are {has}", column=name)
+        declared = [dataset.info.features[name].shape for name in names if name in dataset.info.features]
+        found = sum(map(math.prod, declared))
+        if width is not None and len(declared) == len(names) and found != width:
+            yield Problem(f"has {found} dimensions, robot {robot.name} has {width}", column=" + ".join(names))
+    for name in (name for name in robot.cameras.values() if name not in dataset.cameras):
+        has = ", ".join(dataset.cameras) or "none"
+        yield Problem(f"is no camera of the dataset, and robot {robot.name} needs it; it has {has}", column=name)
+
+
+def _all_numbers(dataset: Dataset) -> tuple[str, ...]:
+    """Columns that some robot may use: declared as numbers, or called like a state or an action."""
+    declared = {name for name, feature in dataset.info.features.items() if _NUMBERS.fullmatch(feature.dtype)}
+    wanted = (declared | {*_STATES_AND_ACTIONS}) - {*DEFAULT_COLUMNS, *_OUTCOMES}
+    return tuple(name for name in dataset.column_names if name in wanted)
+
+
+def _all_cameras(dataset: Dataset) -> tuple[str, ...]:
+    """Cameras of which any file is there; where there is none at all, all of them."""
+
+    def has_files(camera: str) -> bool:
+        if camera in dataset.rows.column_names:
+            return True
+        segments, problems = dataset.segments(camera)
+        return any(segments) or any(problem.message not in (MISSING, UNLISTED) for problem in problems)
+
+    return tuple(filter(has_files, dataset.cameras)) or dataset.cameras
+
+
+def _unused_camera(dataset: Dataset, wrong: Sequence[Problem], robot: Robot | None) -> str:
+    advice = f"robot {robot.name} does not use it" if robot is not None else "leave it out of the robot's cameras"
+    bad, total = {problem.episode for problem in wrong} - {None}, len(dataset.episode_ids)
+    if not bad or len(bad) == total:
+        return f"nothing of this camera can be read; {advice}"
+    return f"{len(bad)} of {total} episodes of this camera cannot be read; {advice}"
+
+
+def _check_features(dataset: Dataset) -> Iterator[Problem]:
+    """What is odd about info.json and the files beside it."""
+    for name, feature in dataset.info.features.items():
+        if not feature.is_camera and name not in dataset.column_names and name not in DEFAULT_COLUMNS:
+            yield Problem("is declared in info.json but not in the data", "note", column=name)
+        if feature.is_camera and feature.image_size is None:
+            shape = str(list(feature.shape))
+            yield Problem("a camera should be declared as height, width, channels", "note", None, None, name, shape)
+    if undeclared := [name for name in DEFAULT_COLUMNS if name not in dataset.info.features]:
+        yield Problem(f"does not declare {', '.join(undeclared)}", "note", file="meta/info.json")
+    stats = {"v2.0": "meta/stats.json", "v2.1": "meta/episodes_stats.jsonl"}.get(dataset.info.version)
+    if stats and not (dataset.root / stats).is_file():
+        yield Problem("is missing: pirl does not need it, LeRobot does", "note", file=stats)
+
+
+def _check_columns(dataset: Dataset, used: Sequence[str]) -> Iterator[Problem]:
+    """What is odd about columns, and what is wrong with declared ones that are not `used`."""
+    others = [
+        name
+        for name, feature in dataset.info.features.items()
+        if name not in (*used, *_OUTCOMES, *dataset.cameras) and _NUMBERS.fullmatch(feature.dtype)
+    ]
+    for problem in _check_numbers(dataset, others, dataset.starts[1:]):
+        yield replace(problem, severity="note", message=f"{problem.message}; the column is not used")
+    types = {name: dataset.rows.column_types.get(name, ()) for name in (*used, *others)}
+    numeric = [name for name, kinds in types.items() if kinds and all(kind and is_numeric(kind) for kind in kinds)]
+    for name, values in dataset.try_columns(numeric)[0].items():
+        declared = dataset.info.features.get(name)
+        if declared is not None and declared.dtype != values.dtype.name:
+            yield Problem(f"is declared as {declared.dtype}", "note", column=name, value=values.dtype.name)
+
+
+def _check_time(dataset: Dataset) -> Iterator[Problem]:
+    time = dataset.try_columns([name for name in ("timestamp",) if name in dataset.column_names])[0].get("timestamp")
+    if time is None or time.ndim != 1 or time.dtype.kind not in "iuf":
+        return
+    time = time.astype(np.float64)
+    increases = np.diff(time, prepend=-np.inf) > 0
+    increases[dataset.starts[:-1]] = True
+    for episode, rows in by_episode(dataset.starts, np.flatnonzero(~increases)):
+        message = f"time does not increase at frame {rows[0] - dataset.starts[episode]}; frames are in the order of "
+        value, number = f"{time[rows[0]]:.6g} s after {time[rows[0] - 1]:.6g} s", int(dataset.episode_ids[episode])
+        yield Problem(f"{message}frame_index", "note", number, None, "timestamp", value)
+    frames, fps = np.arange(len(time)) - np.repeat(dataset.starts[:-1], dataset.lengths), dataset.info.fps
+    if (off := np.abs(time - frames / fps).max()) > 0.5 / fps:
+        message = f"is off the frame rate of {fps:g} by up to {off:.3g} s; pictures are matched by counting"
+        yield Problem(message, "note", column="timestamp")
+
+
+def _check_camera(dataset: Dataset, camera: str, decode: bool, is_wanted: bool) -> Iterator[Problem]:
+    in_parquet, declared = camera in dataset.rows.column_names, dataset.info.features[camera].dtype
+    if in_parquet:
+        if declared == "video":
+            message = "info.json says video; its pictures are in the data and read from there"
+            yield Problem(message, "note", column=camera)
+        yield from _check_pictures(dataset, camera, is_wanted)
+    else:
+        segments, problems = dataset.segments(camera)
+        yield from _check_frames(dataset, camera)
+        yield from _of_severity(problems, "note")
+        videos = {segment.video.path: segment.video for segment in segments if segment is not None}
+        if declared == "image" and videos:
+            yield Problem("info.json says image; its frames are in videos and read from there", "note", column=camera)
+        yield from _check_declared(dataset, camera, list(videos.values()))
+    if decode or not in_parquet:
+        for episode, number in enumerate(dataset.episode_ids.tolist()):
+            try:
+                for _ in itertools.islice(dataset.decode(camera, episode), None if decode else 1):
+                    pass
+            except BrokenDatasetError:
+                continue  # already reported
+            except DataError as error:
+                if isinstance(error.__cause__, DepthPictureError):
+                    break  # likewise
+                yield Problem(str(error), episode=number, column=camera)
+
+
+def _check_declared(dataset: Dataset, camera: str, videos: Sequence[VideoIndex]) -> Iterator[Problem]:
+    """Codec and size of videos that info.json gives otherwise."""
+    feature = dataset.info.features[camera]
+    codecs = {video.codec for video in videos}
+    if feature.codec and codecs and codecs != {codec_name(feature.codec)}:
+        found = ", ".join(sorted(codecs))
+        yield Problem(f"info.json says the codec is {feature.codec}", "note", column=camera, value=found)
+    wanted = feature.image_size
+    for size in dict.fromkeys(video.size for video in videos if video.size != wanted) if wanted else ():
+        files = [video.path.relative_to(dataset.root).as_posix() for video in videos if video.size == size]
+        more = f"; so in {len(files) - 1} more files" if len(files) > 1 else ""
+        yield Problem(f"info.json says {_times(wanted)} pixels{more}", "note", None, files[0], camera, _times(size))
+
+
+def _check_pictures(dataset: Dataset, camera: str, is_wanted: bool) -> Iterator[Problem]:
+    """Every picture in the parquet files: can it be read, and does it have the declared size?"""
+    rows, declared = dataset.rows, dataset.info.features[camera].image_size
+    counts: Counter[tuple[int, int]] = Counter()
+    first_of: dict[tuple[int, int], tuple[int, int, str]] = {}
+    wrong: dict[int, list[tuple[int, str, DataError]]] = {}
+    for file, relative in enumerate(rows.files):
+        try:
+            cells = read_all_cells(resolve_inside(dataset.root, relative, links=True), camera)
+            mine = rows.rows_of_file[file]
+            row_of_cell = dict(zip(rows.row_in_file[mine].tolist(), mine.tolist(), strict=True))
+            for row, cell in ((row_of_cell.get(index), cell) for index, cell in enumerate(cells)):
+                if row is None:  # of an unfinished episode
+                    continue
+                episode = int(np.searchsorted(dataset.starts, row, side="right")) - 1
+                number, frame = int(dataset.episode_ids[episode]), row - int(dataset.starts[episode])
+                try:
+                    size = _picture_size(cell)
+                except DataError as error:
+                    wrong.setdefault(number, []).append((frame, relative, error))
+                else:
+                    counts[size] += 1
+                    first_of.setdefault(size, (number, frame, relative))
+        except (ParquetDamageError, ValueError) as error:
+            yield from _of_file(dataset, file, str(error), camera)
+    errors = [error for entries in wrong.values() for *_, error in entries]
+    if len(errors) == len(dataset) and all(isinstance(error, DepthPictureError) for error in errors):
+        message = "its pictures are depths, not colours: a policy cannot look through it"
+        yield Problem(message, "problem" if is_wanted else "note", column=camera)
+        wrong = {}
+    for number, entries in sorted(wrong.items()):
+        frame, relative, cause = min(entries, key=lambda entry: entry[0])
+        message = f"the picture of frame {frame} cannot be read: {cause}{_and_more(len(entries))}"
+        yield Problem(message, episode=number, file=relative, column=camera)
+    for size in (size for size in counts if declared and size != declared):
+        number, frame, relative = first_of[size]
+        count = f"{counts[size]} pictures have" if counts[size] > 1 else "one picture has"
+        message = f"info.json says {_times(declared)} pixels, {count} another size: frame {frame} is the first"
+        yield Problem(message, "note", number, relative, camera, _times(size))
+
+
+def _times(size: tuple[int, int] | None) -> str:
+    return f"{size[0]}×{size[1]}" if size else ""
+
+
+def _picture_size(cell: Any) -> tuple[int, int]:
+    """Height and width; raises if the picture is not whole."""
+    with open_picture(cell) as image:
+        if image.format == "PNG":
+            image.verify()
+        else:
+            image.load()  # other formats cannot be verified without decoding
+        return image.height, image.width
+
+
+def _check_outcomes(dataset: Dataset, config: OutcomeConfig) -> Iterator[Problem]:
+    found, _ = try_outcomes(dataset, config)
+    yield from found.notes if found else ()
+    if found and config.reward != "raw" and not found.success.any():
+        # It may be true, or nobody has filled the column in.
+        message = "none of the episodes succeeded, so there is no reward to learn from; if some did: pirl data label"
+        yield Problem(message, "note")
+    for number in sorted(set(read_labels(dataset.root)) - {*dataset.whole.episode_ids, *dataset.listing.episodes}):
+        yield Problem("is labelled but not in the data", "note", number, LABEL_FILE)
+
+
+def _check_ranges(dataset: Dataset, names: Sequence[str]) -> Iterator[Problem]:
+    """Dimensions of state and action whose range is degenerate."""
+    for name, values in dataset.try_columns([name for name in names if name in dataset.column_names])[0].items():
+        if values.dtype.kind not in "biuf" or values.ndim != 2 or not (np.abs(values) <= LARGEST).all():
+            continue
+        if not values.shape[1]:
+            yield Problem("has no dimensions", column=name, value=str(values.shape))
+            continue
+        feature = dataset.info.features.get(name)
+        titles = _flat_names(feature.names) if feature is not None else []
+        stats = {name: frame_stats(name, values.astype(np.float64), dataset.starts)}
+        for sentence in degenerate_dimensions(stats, {name: titles} if len(titles) == values.shape[1] else None):
+            yield Problem(sentence, "note", column=name)
+
+
+def _flat_names(names: Any) -> list[str]:
+    """Names of dimensions, however they are nested: [...], {"motors": [...]}, {"x": 0, "y": 1}."""
+    if isinstance(names, dict):
+        names = list(names.values()) if all(isinstance(value, list) for value in names.values()) else list(names)
+    if not isinstance(names, list):
+        return [str(names)] if names is not None else []
+    return [flat for name in names for flat in _flat_names(name)]
