@@ -16,7 +16,7 @@ from typing import Any
 
 from pirl.files import write_file
 from pirl.plan.table import format_bytes
-from pirl.words import short_duration
+from pirl.text import format_seconds
 
 ROOT = Path(__file__).parents[1]
 BEGIN, END = "<!-- made by benchmarks/plan_table.py -->", "<!-- end of the table -->"
@@ -96,7 +96,7 @@ def _cells(answer: dict[str, Any]) -> list[str]:
         format_bytes(sizes["available"]),
         f"{answer['flops_per_step'] / 1e12:,.0f}",
         "" if sent is None else format_bytes(sum(sent.values())),
-        short_duration(step) if answer["fits"] and step is not None else "",
+        format_seconds(step) if answer["fits"] and step is not None else "",
         f"{answer['largest_batch']:,}" if answer["largest_batch"] else "none",
     ]
 

@@ -1,19 +1,21 @@
-"""How processes ended, and what they may use."""
+"""How processes ended, which cores they may use, and how much memory there is."""
 
 import os
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 
-from pirl.processes import exit_in_words, usable_cores
+from pirl import processes
+from pirl.processes import format_exit, machine_memory, read_host, usable_cores
+
+GIB = 2**30
 
 
-@pytest.mark.parametrize(
-    ("code", "words"), [(0, "exit code 0"), (3, "exit code 3"), (-9, "ended by SIGKILL"), (-35, "ended by signal 35")]
-)
-def test_every_end_has_words_also_by_signals_without_a_name(code, words):
-    assert exit_in_words(code) == words
+def test_every_exit_is_told_also_by_signals_without_a_name():
+    told = {0: "exit code 0", 3: "exit code 3", -9: "ended by SIGKILL", -35: "ended by signal 35"}
+    assert {code: format_exit(code) for code in told} == told
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="this system lets nobody choose cores")
@@ -23,3 +25,23 @@ def test_a_process_on_one_core_may_use_one():
     told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert told.stdout == "1\n"
     assert usable_cores() == len(os.sched_getaffinity(0))
+
+
+def test_memory_in_use_grows_by_what_is_taken():
+    before = read_host()
+    filled = np.ones(64 << 20, np.uint8)
+    after = read_host()
+    assert 48 << 20 < after.used - before.used < 80 << 20
+    assert after.peak >= after.used
+    assert 0 < after.available < after.total
+    assert filled.size
+
+
+def test_the_limit_of_a_container_counts(monkeypatch, tmp_path):
+    contents = {"memory.max": GIB, "memory.current": GIB // 2, "memory.stat": f"anon 5\ninactive_file {GIB // 4}"}
+    for name, text in contents.items():
+        (tmp_path / name).write_text(f"{text}\n")
+    monkeypatch.setattr(processes, "_CGROUPS", (tuple(str(tmp_path / name) for name in contents),))
+    assert (read_host().total, read_host().available) == (GIB, GIB - GIB // 4)
+    (tmp_path / "memory.max").write_text("max\n")
+    assert GIB < read_host().total <= machine_memory()

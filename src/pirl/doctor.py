@@ -28,9 +28,8 @@ from packaging.requirements import Requirement
 import pirl
 from pirl.errors import UserError
 from pirl.files import cache_directory, expand_home
-from pirl.memory import machine_memory, read_host
-from pirl.processes import exit_in_words, last_lines, usable_cores
-from pirl.words import size
+from pirl.processes import format_exit, last_lines, machine_memory, read_host, usable_cores
+from pirl.text import format_size
 
 _PURPOSES = {
     "aloha": "the ALOHA simulator",
@@ -103,7 +102,7 @@ def _probe(timeout: float, name: str, *arguments: str, **environment: str) -> An
         try:
             with log.open("wb") as output:
                 code = subprocess.run(command, stdout=output, env=os.environ | environment, **options).returncode
-            failure = ": ".join([exit_in_words(code), *last_lines(log)]) if code else ""
+            failure = ": ".join([format_exit(code), *last_lines(log)]) if code else ""
         except subprocess.TimeoutExpired:
             failure = "no answer in time"
         lines = answer.read_text().splitlines() if answer.exists() else []
@@ -117,8 +116,10 @@ def check_machine() -> Iterator[CheckResult]:
     limit = "" if quota[0] == "max" else f"; the container may use {int(quota[0]) / int(quota[1]):.1f}"
     yield CheckResult("cores", "good", f"{usable}{'' if usable == total else f' of {total}'}{limit}")
     host, machine = read_host(), machine_memory()
-    words = size(machine) + ("" if host.available is None else f", {size(host.available)} available")
-    limit = f"; the container may use {size(host.total)}" if host.total is not None and host.total < machine else ""
+    words = format_size(machine) + ("" if host.available is None else f", {format_size(host.available)} available")
+    limit = (
+        f"; the container may use {format_size(host.total)}" if host.total is not None and host.total < machine else ""
+    )
     yield CheckResult("memory", "good", words + limit)
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     soft, hard = (sys.maxsize if limit == resource.RLIM_INFINITY else limit for limit in limits)
@@ -137,7 +138,7 @@ def check_devices(lines: list[dict[str, Any]], failure: str) -> Iterator[CheckRe
         return
     kinds = Counter((line["platform"], line["kind"], line["memory"]) for line in lines)
     for (platform, kind, memory), count in kinds.items():
-        words = f"{count} × {kind}{f', {size(memory)} each' if memory else ''}"
+        words = f"{count} × {kind}{f', {format_size(memory)} each' if memory else ''}"
         yield CheckResult(f"{platform} devices", "good", words, needed=True)
     if {platform for platform, *_ in kinds} == {"cpu"}:
         gpu = Path("/dev/nvidia0").exists() or shutil.which("nvidia-smi") is not None
@@ -237,8 +238,8 @@ def check_storage(runs: Path) -> Iterator[CheckResult]:
         for path in (Path(directory, name) for name in names):
             with contextlib.suppress(OSError):  # deleted meanwhile
                 sizes[path.relative_to(cache).parts[0]] += path.lstat().st_blocks * 512
-    parts = ", ".join(f"{name} {size(count)}" for name, count in sorted(sizes.items()))
-    yield CheckResult("cached", "good", f"{size(sizes.total())} in total: {parts}" if sizes else "empty")
+    parts = ", ".join(f"{name} {format_size(count)}" for name, count in sorted(sizes.items()))
+    yield CheckResult("cached", "good", f"{format_size(sizes.total())} in total: {parts}" if sizes else "empty")
 
 
 def check_directory(name: str, place: Path, elsewhere: str) -> CheckResult:
@@ -264,7 +265,7 @@ def check_directory(name: str, place: Path, elsewhere: str) -> CheckResult:
     except OSError as error:
         detail = f"{place}: files cannot be {verb}: {error.strerror or error}"
         return CheckResult(name, "bad", detail, elsewhere, needed=True)
-    detail = f"{place}: {size(free)} free"
+    detail = f"{place}: {format_size(free)} free"
     if free < _LEAST_SPACE:  # the first checkpoint of a small run may fail
         return CheckResult(name, "bad", detail, f"Make space. {elsewhere}")
     detail += "; files can be written, renamed, locked, memory-mapped"

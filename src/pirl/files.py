@@ -1,4 +1,4 @@
-"""Files that appear whole or not at all, and where pirl keeps what it can compute again."""
+"""Files and directories that appear whole or not at all, and paths as people write them."""
 
 import contextlib
 import errno
@@ -14,14 +14,14 @@ from pirl.errors import DataError, UserError
 
 
 def expand_home(path: str | os.PathLike[str]) -> Path:
-    """The path with `~` or `~name` at its beginning replaced by that home; the home of nobody is an error."""
+    """The path with `~` or `~name` at its beginning replaced; an unknown home is an error."""
     try:
         expanded = os.path.expanduser(os.fspath(path))
     except ValueError as error:  # a NUL, which no name has
         raise UserError(f"{os.fspath(path)!r} is no path: {error}.") from error
     home = expanded.split("/", 1)[0]
     if home == "~":
-        raise UserError(f"{path}: where your home directory is, is not known. Set HOME, or give the whole path.")
+        raise UserError(f"{path}: your home directory is not known. Set HOME, or give the whole path.")
     if home.startswith("~"):
         raise UserError(f"{path} is in the home of nobody: there is no user {home[1:]!r}. Give the whole path.")
     return Path(expanded)
@@ -32,17 +32,21 @@ def is_elsewhere(path: str | os.PathLike[str]) -> bool:
     return re.match(r"\w{2,}:/", os.fspath(path)) is not None
 
 
-def write_file(path: Path, content: bytes | str, *, lasting: bool = False) -> None:
-    """Write a file in one step: whoever looks sees the old content or the new, never a part.
+def cache_directory() -> Path:
+    """Where caches live: `PIRL_CACHE`, or `pirl` in the user's cache directory. It can be deleted at any time."""
+    if chosen := os.environ.get("PIRL_CACHE"):
+        return expand_home(chosen).resolve()
+    return expand_home(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "pirl"
 
-    `lasting`: so it is if the power fails, too. This takes a moment, in which the disk has to write it.
-    """
+
+def write_file(path: Path, content: bytes | str, *, fsync: bool = False) -> None:
+    """Write a file in one step: a reader sees the old content or the new, with `fsync` after a power failure, too."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.partial-{os.getpid()}-{secrets.token_hex(4)}")
     try:
         partial.write_bytes(content.encode() if isinstance(content, str) else content)
-        if lasting:
-            _sync(partial)
+        if fsync:
+            _fsync(partial)
         os.replace(partial, path)
     except OSError as error:
         error.filename, error.filename2 = str(path), None  # a full disk names no file, others the partial one
@@ -51,17 +55,17 @@ def write_file(path: Path, content: bytes | str, *, lasting: bool = False) -> No
         partial.unlink(missing_ok=True)
 
 
-def end_with(path: Path, place: int, content: bytes) -> None:
-    """Let a file go on with this content from a place on, in a single write: all of it, or an error and none."""
+def replace_tail(path: Path, offset: int, content: bytes) -> None:
+    """Replace what follows an offset of a file in a single write: all of it, or an error and none."""
     file = os.open(path, os.O_WRONLY | os.O_CREAT, 0o666)
     try:
-        if os.fstat(file).st_size > place:
-            os.ftruncate(file, place)
+        if os.fstat(file).st_size > offset:
+            os.ftruncate(file, offset)
         try:
-            if os.pwrite(file, content, place) < len(content):
+            if os.pwrite(file, content, offset) < len(content):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         except BaseException as error:
-            os.ftruncate(file, place)
+            os.ftruncate(file, offset)
             if isinstance(error, OSError):
                 error.filename = str(path)
             raise
@@ -69,45 +73,35 @@ def end_with(path: Path, place: int, content: bytes) -> None:
         os.close(file)
 
 
-@contextlib.contextmanager
-def writing(what: str, directory: Path, advice: str) -> Iterator[None]:
-    """Say what could not be written, where, and what to do about it."""
-    try:
-        yield
-    except OSError as error:
-        raise DataError(f"{what} cannot be written in {directory}: {error.strerror or error}. {advice}") from error
-
-
-def put_in_place(partial: Path, directory: Path) -> None:
-    """Give a complete directory its name, in one rename; one that is there already is put aside meanwhile."""
+def atomic_replace(partial: Path, directory: Path) -> None:
+    """Rename a complete directory to its final name; an existing one is moved aside until that is done."""
     try:
         if directory.exists():
             directory.rename(_aside(directory))
         partial.rename(directory)
-        _sync(directory.parent)
+        _fsync(directory.parent)
     finally:
-        put_back(directory)
+        restore_replaced(directory)
 
 
-def put_back(directory: Path) -> None:
-    """Put back what was put aside for another that never came; what another has taken the place of is removed."""
+def restore_replaced(directory: Path) -> None:
+    """Move back a directory whose replacement never came (the process died); delete it where it came."""
     if _aside(directory).exists() and not directory.exists():
         _aside(directory).rename(directory)
     shutil.rmtree(_aside(directory), ignore_errors=True)
 
 
-def _sync(path: Path) -> None:
-    """Let a file, or the names in a directory, outlive a power failure, where file systems can be asked to."""
-    with contextlib.suppress(OSError):
+def _aside(directory: Path) -> Path:
+    return directory.with_name(f".{directory.name}.replaced")
+
+
+def _fsync(path: Path) -> None:
+    with contextlib.suppress(OSError):  # some file systems refuse it
         opened = os.open(path, os.O_RDONLY)
         try:
             os.fsync(opened)
         finally:
             os.close(opened)
-
-
-def _aside(directory: Path) -> Path:
-    return directory.with_name(f".{directory.name}.replaced")
 
 
 def remove_directory(directory: Path, patience_s: float = 10.0) -> None:
@@ -118,8 +112,10 @@ def remove_directory(directory: Path, patience_s: float = 10.0) -> None:
         time.sleep(0.01)
 
 
-def cache_directory() -> Path:
-    """Where caches live: `PIRL_CACHE`, or `pirl` in the user's cache directory. It can be deleted at any time."""
-    if chosen := os.environ.get("PIRL_CACHE"):
-        return expand_home(chosen).resolve()
-    return expand_home(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "pirl"
+@contextlib.contextmanager
+def writing(what: str, directory: Path, advice: str) -> Iterator[None]:
+    """Turn an OSError into a sentence: what could not be written, where, and what to do about it."""
+    try:
+        yield
+    except OSError as error:
+        raise DataError(f"{what} cannot be written in {directory}: {error.strerror or error}. {advice}") from error

@@ -1,6 +1,7 @@
-"""Code of the user's, by name: modules, and classes as `module:Class` or `path/to/file.py:Class`."""
+"""Import by name: the user's modules and classes, and whether an optional package is installed."""
 
 import importlib
+import importlib.util
 import os
 import sys
 from types import ModuleType
@@ -10,8 +11,14 @@ from pirl.errors import ConfigError, did_you_mean
 from pirl.files import expand_home
 
 
+def is_installed(package: str) -> bool:
+    """Whether a package can be imported; a mere directory of its name, such as W&B leaves behind, has no origin."""
+    found = importlib.util.find_spec(package)
+    return found is not None and found.origin is not None
+
+
 def load_module(module: str, whose: str) -> ModuleType:
-    """A module, also one in the current directory; `whose` it is, an error says."""
+    """A module, also one in the current directory; errors name `whose` it is."""
     _make_current_directory_importable()
     try:
         return importlib.import_module(module)
@@ -25,22 +32,22 @@ def load_module(module: str, whose: str) -> ModuleType:
 
 
 def load_named(name: str, what: str) -> Any:
-    """What is named as `module:Class` or `path/to/file.py:Class`; `what` it is meant to be, an error says."""
-    place, _, class_name = name.rpartition(":")
-    if not place or not class_name:
+    """A class named `module:Class` or `path/to/file.py:Class`; errors say `what` it should be."""
+    module_name, _, class_name = name.rpartition(":")
+    if not module_name or not class_name:
         raise ConfigError(f"{name!r} names no {what}: give module:Class, or path/to/file.py:Class.")
-    module = _load_file(place, what) if place.endswith(".py") else load_module(place, f"the {what} {name!r}")
+    is_file = module_name.endswith(".py")
+    module = _load_file(module_name, what) if is_file else load_module(module_name, f"the {what} {name!r}")
     if (found := getattr(module, class_name, None)) is not None:
         return found
-    classes = [key for key, value in vars(module).items() if isinstance(value, type)]
-    # What is only imported there is hardly what is looked for.
-    own = [key for key in classes if vars(module)[key].__module__ == module.__name__]
+    classes = {key: value for key, value in vars(module).items() if isinstance(value, type)}
+    own = [key for key, value in classes.items() if value.__module__ == module.__name__]
     has = f"It has {', '.join(own)}." if own else "It has none."
-    raise ConfigError(f"{place} has no class {class_name!r}. {did_you_mean(class_name, classes)}{has}")
+    raise ConfigError(f"{module_name} has no class {class_name!r}. {did_you_mean(class_name, classes)}{has}")
 
 
 def _load_file(path: str, what: str) -> ModuleType:
-    """A file as a module, with its neighbours importable, which go before those of the current directory."""
+    """A file as a module; its neighbors become importable, before those of the current directory."""
     file = expand_home(path).absolute()
     if not file.is_file():
         raise ConfigError(f"there is no {what} file {file}.")

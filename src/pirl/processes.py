@@ -1,15 +1,17 @@
-"""Processes that are started, followed through their logs, and never left behind."""
+"""Child processes, locks and signals, and the cores and memory of this machine."""
 
 import contextlib
 import fcntl
 import os
 import re
+import resource
 import shutil
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any
@@ -17,18 +19,28 @@ from typing import Any
 from pirl.errors import DataError
 
 Process = subprocess.Popen[bytes]
-# Between a request to stop and the end by force: enough for an update under way to be compiled, made and saved.
+# Seconds between SIGINT and SIGKILL: enough for an update under way to be compiled, made and saved.
 GRACE = 90.0
-# In a directory that one program at a time works in; it says which process that is.
+# In a directory that one program at a time works in; holds the number of its process.
 LOCK_FILE = "lock"
-# Between two looks at what is running.
-_POLL = 0.2
 _TAIL = 1 << 16
-_CODES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+_ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+# Limit, use and statistics of a container's memory: control groups version 2, and version 1.
+_CGROUPS = (
+    ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current", "/sys/fs/cgroup/memory.stat"),
+    (
+        "/sys/fs/cgroup/memory/memory.limit_in_bytes",
+        "/sys/fs/cgroup/memory/memory.usage_in_bytes",
+        "/sys/fs/cgroup/memory/memory.stat",
+    ),
+)
+
+
+# --- child processes -------------------------------------------------------------------------------------------------
 
 
 def pirl_command() -> tuple[str, ...]:
-    """How this very pirl is called, wherever it is installed."""
+    """The command that starts this installation of pirl."""
     script = shutil.which("pirl", path=str(Path(sys.executable).parent))
     return (script,) if script else (sys.executable, "-m", "pirl.cli.main")
 
@@ -41,11 +53,11 @@ def start_process(
     environment: Mapping[str, str] | None = None,
     keep_open: Collection[int] = (),
 ) -> Process:
-    """Start a command whose words are added to a log. It inherits the files `keep_open`.
+    """Start a command whose output is appended to a log. It inherits the file descriptors `keep_open`.
 
-    It is in a session of its own, so that Ctrl-C in the terminal reaches it once, from here.
+    It gets a session of its own, so that Ctrl-C in the terminal reaches it once, from here.
     """
-    with log.open("ab") as output, _on_cores(cores):
+    with log.open("ab") as output, _pinned_to(cores):
         return subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
@@ -57,10 +69,24 @@ def start_process(
         )
 
 
+@contextlib.contextmanager
+def _pinned_to(cores: set[int] | None) -> Iterator[None]:
+    """Let processes started meanwhile run on these cores only: they inherit it from the thread that starts them."""
+    if cores is None:
+        yield
+        return
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, cores)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
+
+
 def wait_a_moment(processes: Collection[Process], meanwhile: Callable[[], None]) -> None:
-    """Until one of them ends, but not for long, so that `meanwhile` is called often."""
+    """Wait until one of them ends, but at most 0.2 s, so that `meanwhile` is called often."""
     meanwhile()
-    until = time.monotonic() + _POLL
+    until = time.monotonic() + 0.2
     while time.monotonic() < until and all(process.poll() is None for process in processes):
         time.sleep(0.02)
 
@@ -71,7 +97,7 @@ def stop_processes(
     grace: float = GRACE,
     meanwhile: Callable[[], None] = lambda: None,
 ) -> None:
-    """Ask them to save and end; by force if they take too long, or somebody asks again."""
+    """Send SIGINT, and SIGKILL after `grace` seconds or another interruption."""
     asked, count = time.monotonic(), interruptions.count
     for process in processes:
         process.send_signal(signal.SIGINT)
@@ -85,13 +111,13 @@ def stop_processes(
 
 
 def kill_process(process: Process) -> None:
-    """End it, and all that it started."""
+    """Kill it and everything it started."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
 
 
 def is_alive(process: int) -> bool:
-    """Whether there is a process of that number, be it somebody else's."""
+    """Whether there is a process of that number, of whatever user."""
     try:
         os.kill(process, 0)
     except PermissionError:
@@ -101,33 +127,55 @@ def is_alive(process: int) -> bool:
     return True
 
 
+def format_exit(code: int) -> str:
+    """How a process ended."""
+    if code >= 0:
+        return f"exit code {code}"
+    names = {int(number): number.name for number in signal.Signals}
+    return f"ended by {names.get(-code, f'signal {-code}')}"  # not all that there are have names
+
+
+def last_lines(log: Path, count: int = 1) -> list[str]:
+    """The last lines of a log that are not empty, without terminal escapes."""
+    try:
+        with log.open("rb") as file:
+            file.seek(0, 2)
+            file.seek(max(0, file.tell() - _TAIL))
+            text = file.read().decode("utf-8", errors="replace")
+    except OSError:
+        return []
+    lines = [line.strip() for line in _ESCAPES.sub("", text).replace("\r", "\n").split("\n")]
+    return [line for line in lines if line][-count:]
+
+
+# --- locks -----------------------------------------------------------------------------------------------------------
+
+
 @contextlib.contextmanager
 def alone_in(directory: Path, program: str, work: str) -> Iterator[int]:
-    """Keep other calls of a program out of a directory; gives the lock, for processes to inherit (`keep_open`).
+    """Keep other calls of a program out of a directory; yields the lock, for processes to inherit (`keep_open`).
 
-    They hold it for as long as they live: what outlives a program that was killed (its `work`, in the plural) is waited
+    They hold it as long as they live: those that outlive a killed program (`work` names them, in the plural) are waited
     for.
     """
     lock = os.open(directory / LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o644)
     try:
-        _take_lock(lock, directory, program, work)
+        waiting = False
+        while not _try_lock(lock):
+            holder = os.pread(lock, 20, 0).decode(errors="replace").strip()
+            if not holder.isdecimal() or is_alive(int(holder)):
+                raise DataError(
+                    f"another `{program}` (process {holder}) works in {directory}: wait for it, or stop it."
+                )
+            if not waiting:
+                waiting = True
+                print(f"waiting for the {work} that still run in {directory} …", file=sys.stderr, flush=True)
+            time.sleep(0.5)
+        os.ftruncate(lock, 0)
+        os.pwrite(lock, str(os.getpid()).encode(), 0)
         yield lock
     finally:
         os.close(lock)
-
-
-def _take_lock(lock: int, directory: Path, program: str, work: str) -> None:
-    told = False
-    while not _try_lock(lock):
-        holder = os.pread(lock, 20, 0).decode(errors="replace").strip()
-        if not holder.isdecimal() or is_alive(int(holder)):
-            raise DataError(f"another `{program}` (process {holder}) works in {directory}: wait for it, or stop it.")
-        if not told:
-            print(f"waiting for the {work} that were left at work in {directory} …", file=sys.stderr, flush=True)
-            told = True
-        time.sleep(0.5)
-    os.ftruncate(lock, 0)
-    os.pwrite(lock, str(os.getpid()).encode(), 0)
 
 
 def _try_lock(lock: int) -> bool:
@@ -138,38 +186,7 @@ def _try_lock(lock: int) -> bool:
     return True
 
 
-def usable_cores() -> int:
-    """Cores that this process may use, where the system tells; macOS only tells how many there are."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def share_cores(parts: int) -> list[set[int] | None]:
-    """The cores of this process, divided; None for all of them where they cannot be."""
-    cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
-    if parts < 2 or len(cores) < parts:
-        return [None] * parts
-    return [set(cores[part::parts]) for part in range(parts)]
-
-
-def exit_in_words(code: int) -> str:
-    """How a process ended."""
-    if code >= 0:
-        return f"exit code {code}"
-    names = {int(number): number.name for number in signal.Signals}
-    return f"ended by {names.get(-code, f'signal {-code}')}"  # not all that there are have names
-
-
-def last_lines(log: Path, count: int = 1) -> list[str]:
-    """What was said last, without what only a terminal understands."""
-    try:
-        with log.open("rb") as file:
-            file.seek(0, 2)
-            file.seek(max(0, file.tell() - _TAIL))
-            text = file.read().decode("utf-8", errors="replace")
-    except OSError:
-        return []
-    lines = [line.strip() for line in _CODES.sub("", text).replace("\r", "\n").split("\n")]
-    return [line for line in lines if line][-count:]
+# --- signals ---------------------------------------------------------------------------------------------------------
 
 
 def handle_stops(handler: Callable[[int, FrameType | None], None]) -> dict[int, Any]:
@@ -181,7 +198,7 @@ def handle_stops(handler: Callable[[int, FrameType | None], None]) -> dict[int, 
 
 
 class Interruptions:
-    """Counts Ctrl-C, SIGTERM and SIGHUP while it is open, and does no more, so that nothing is left half done."""
+    """While it is open, Ctrl-C, SIGTERM and SIGHUP are counted and have no other effect."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -201,15 +218,62 @@ class Interruptions:
         self.count += 1
 
 
-@contextlib.contextmanager
-def _on_cores(cores: set[int] | None) -> Iterator[None]:
-    """Processes that are started meanwhile stay on these cores: they inherit it from the thread that starts them."""
-    if cores is None:
-        yield
-        return
-    before = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, cores)
+# --- cores and memory ------------------------------------------------------------------------------------------------
+
+
+def usable_cores() -> int:
+    """The number of cores that this process may use; on macOS, of all cores."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def share_cores(parts: int) -> list[set[int] | None]:
+    """The cores of this process, divided into parts; None (all of them) where that cannot be done."""
+    cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+    if parts < 2 or len(cores) < parts:
+        return [None] * parts
+    return [set(cores[part::parts]) for part in range(parts)]
+
+
+@dataclass(frozen=True)
+class HostMemory:
+    """Bytes of this process, and of the machine or the container around it; None where the system does not tell."""
+
+    peak: int
+    used: int | None = None
+    available: int | None = None
+    total: int | None = None
+
+
+def read_host() -> HostMemory:
+    """Read it from the system."""
+    # Kilobytes everywhere but on macOS.
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
     try:
-        yield
-    finally:
-        os.sched_setaffinity(0, before)
+        resident = int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+        lines = (line.split() for line in Path("/proc/meminfo").read_text().splitlines())
+        machine = {words[0]: int(words[1]) * 1024 for words in lines}
+        total, available = machine["MemTotal:"], machine["MemAvailable:"]
+    except (OSError, KeyError, ValueError, IndexError):  # not Linux
+        return HostMemory(peak, total=machine_memory())
+    for limit, used in _container_limits():
+        total, available = min(total, limit), min(available, max(limit - used, 0))
+    # The kernel's account of the peak lags behind that of what is resident.
+    return HostMemory(max(peak, resident), resident, available, total)
+
+
+def machine_memory() -> int:
+    """Bytes of the whole machine, of which a container may have a part."""
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def _container_limits() -> list[tuple[int, int]]:
+    """The limit of the container, if there is one, and what counts towards it and cannot be given back."""
+    found = []
+    for limit_file, used_file, stat_file in _CGROUPS:
+        try:
+            limit, used = int(Path(limit_file).read_text()), int(Path(used_file).read_text())
+            stat = dict(line.split()[:2] for line in Path(stat_file).read_text().splitlines())
+            found.append((limit, used - int(stat.get("total_inactive_file", stat.get("inactive_file", 0)))))
+        except (OSError, ValueError):  # no such group; or "max", which is no limit
+            continue
+    return found

@@ -1,4 +1,4 @@
-"""What lies where in the directory of a run, for all who write one or read it."""
+"""What lies where in the directory of a run."""
 
 import json
 from pathlib import Path
@@ -7,10 +7,35 @@ from pirl.errors import UserError
 
 
 class RunFiles:
-    """The directory of a run, by the names of what is in it; whether anything is there is another question."""
+    """The paths of a run's files; they need not exist."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self.lock_file = path / "lock"  # held by the process that uses the run; holds its number
+        self.config_file = path / "config.yaml"  # the resolved configuration
+        self.metadata_file = path / "metadata.json"  # versions, command line, when begun and resumed, whether stopped
+        self.metrics_file = path / "metrics.jsonl"  # one object per logged step; the same run writes the same bytes
+        self.timing_file = path / "timing.jsonl"  # what is measured by the clock
+        self.checkpoints = path / "checkpoints"
+        self.states = self.checkpoints / "state"  # full states, by step: to resume
+        self.policies = self.checkpoints / "policy"  # OpenPI policies, by step: to deploy
+        self.best_file = self.checkpoints / "best.json"  # which step was best, by which metric, with what value
+        self.replay = path / "replay"  # episodes of the online phase
+        self.rollouts = path / "rollouts"  # a LeRobot dataset of the rollouts of a RIPT run
+        self.drift_probe = path / "drift_probe.npz"  # what the drift of a RIPT run is measured on
+        self.videos = path / "videos"
+        self.evaluations = path / "evaluations"  # results of every evaluated episode, by step
+        self.tensorboard = path / "tensorboard"
+
+    @property
+    def log_file(self) -> Path:
+        """The log of this process."""
+        return self.path / "log.txt"
+
+    @property
+    def bad_batches(self) -> Path:
+        """Batches whose update was skipped, as far as this process holds them."""
+        return self.path / "bad_batches"
 
     @property
     def is_run(self) -> bool:
@@ -19,96 +44,11 @@ class RunFiles:
 
     @property
     def was_stopped(self) -> bool:
-        """Whether it ended because somebody told it to: it has come no further than it had by then."""
+        """Whether it ended because somebody told it to, before its last step."""
         try:
             return bool(json.loads(self.metadata_file.read_text(encoding="utf-8"))["stopped"])
-        except (OSError, ValueError, KeyError, TypeError):  # earlier versions did not write it down
+        except (OSError, ValueError, KeyError, TypeError):
             return False
-
-    @property
-    def lock_file(self) -> Path:
-        """Held by the process that uses the run, which says in it who it is."""
-        return self.path / "lock"
-
-    @property
-    def config_file(self) -> Path:
-        """The resolved configuration: a run can be made again from it."""
-        return self.path / "config.yaml"
-
-    @property
-    def metadata_file(self) -> Path:
-        """Versions, parameter counts, the command line, when it was begun and resumed, whether it was stopped."""
-        return self.path / "metadata.json"
-
-    @property
-    def metrics_file(self) -> Path:
-        """One object per logged step; the same run writes the same bytes."""
-        return self.path / "metrics.jsonl"
-
-    @property
-    def timing_file(self) -> Path:
-        """What is measured by the clock."""
-        return self.path / "timing.jsonl"
-
-    @property
-    def log_file(self) -> Path:
-        """What was said."""
-        return self.path / "log.txt"
-
-    @property
-    def checkpoints(self) -> Path:
-        """Both kinds of checkpoint, and which is the best."""
-        return self.path / "checkpoints"
-
-    @property
-    def states(self) -> Path:
-        """Full states, by step: to resume."""
-        return self.checkpoints / "state"
-
-    @property
-    def policies(self) -> Path:
-        """OpenPI policies, by step: to deploy."""
-        return self.checkpoints / "policy"
-
-    @property
-    def best_file(self) -> Path:
-        """Which step was best, by which metric, and with what value."""
-        return self.checkpoints / "best.json"
-
-    @property
-    def replay(self) -> Path:
-        """Episodes of the online phase."""
-        return self.path / "replay"
-
-    @property
-    def rollouts(self) -> Path:
-        """A LeRobot dataset of the attempts of a RIPT run."""
-        return self.path / "rollouts"
-
-    @property
-    def drift_probe(self) -> Path:
-        """What the drift of a RIPT run is measured by."""
-        return self.path / "drift_probe.npz"
-
-    @property
-    def videos(self) -> Path:
-        """Films of evaluated episodes."""
-        return self.path / "videos"
-
-    @property
-    def evaluations(self) -> Path:
-        """Results of every evaluated episode, by step."""
-        return self.path / "evaluations"
-
-    @property
-    def bad_batches(self) -> Path:
-        """Batches whose update was skipped."""
-        return self.path / "bad_batches"
-
-    @property
-    def tensorboard(self) -> Path:
-        """TensorBoard's files."""
-        return self.path / "tensorboard"
 
 
 def saved_steps(directory: Path) -> list[int]:
@@ -120,11 +60,11 @@ def saved_steps(directory: Path) -> list[int]:
 
 def runs_in(directory: Path) -> list[Path]:
     """The runs that lie in a directory, in order."""
-    places = sorted(directory.iterdir()) if directory.is_dir() else []
-    return [place for place in places if RunFiles(place).is_run or RunFiles(place).policies.is_dir()]
+    entries = sorted(directory.iterdir()) if directory.is_dir() else []
+    return [entry for entry in entries if RunFiles(entry).is_run or RunFiles(entry).policies.is_dir()]
 
 
 def refuse_directory_of_runs(directory: Path) -> None:
-    """Raise where one run is meant, and the directory of several is named."""
+    """Raise if one run is expected and a directory of several is named."""
     if runs := [str(run) for run in runs_in(directory)]:
         raise UserError(f"{directory} holds runs; name one of them: {', '.join(runs[:8])}{', …' * (len(runs) > 8)}.")

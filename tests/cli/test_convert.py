@@ -231,7 +231,7 @@ def wait(*args):
     print("in the middle", flush=True)
     time.sleep(600)
 
-checkpoint.put_in_place = wait
+checkpoint.atomic_replace = wait
 main()
 """
 

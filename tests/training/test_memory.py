@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
-from pirl.memory import HostMemory
+from pirl.processes import HostMemory
 from pirl.training import memory
 from pirl.training.memory import MemoryMonitor, live_bytes
 from pirl.training.sharding import make_mesh

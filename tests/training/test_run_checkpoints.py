@@ -433,7 +433,7 @@ def test_a_failed_save_does_not_hide_what_ended_the_run(run, caplog, monkeypatch
     def refuse(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("pirl.training.checkpoints.put_in_place", refuse)
+    monkeypatch.setattr("pirl.training.checkpoints.atomic_replace", refuse)
 
     def train():
         with Checkpoints(run, CheckpointConfig()) as checkpoints:

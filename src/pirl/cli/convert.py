@@ -10,7 +10,7 @@ import tyro
 from pirl.cli.console import WithJson, default, facts, optional, show
 from pirl.errors import UserError
 from pirl.run_files import refuse_directory_of_runs
-from pirl.words import size
+from pirl.text import format_size
 
 if TYPE_CHECKING:
     from pirl.interop.checkpoint import Checkpoint
@@ -104,7 +104,7 @@ class Convert(WithJson):
         rows = [
             ("checkpoint", summary["directory"]),
             ("style", summary["style"]),
-            ("parameters", f"{summary['parameters']:,} in {summary['leaves']} arrays, {size(summary['bytes'])}"),
+            ("parameters", f"{summary['parameters']:,} in {summary['leaves']} arrays, {format_size(summary['bytes'])}"),
             *((f"  {group}", f"{count:,}") for group, count in summary["groups"].items()),
             ("dtypes", ", ".join(f"{name}: {count:,}" for name, count in summary["dtypes"].items())),
             ("LoRA", "yes" if summary["lora"] else "no"),

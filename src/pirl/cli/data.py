@@ -9,7 +9,7 @@ import tyro
 
 from pirl.cli.console import WithJson, check_writable, count, default, facts, optional, show, table
 from pirl.errors import UserError
-from pirl.words import size
+from pirl.text import format_size
 
 if TYPE_CHECKING:
     from pirl.data import Dataset, Label, OutcomeConfig
@@ -213,13 +213,13 @@ class Cache:
                 (
                     *(entry.dataset, entry.camera, f"{entry.frames:,}", f"{entry.height}×{entry.width}"),
                     f"{kept}{'' if entry.complete else ', unfinished'}",
-                    size(entry.bytes_on_disk),
+                    format_size(entry.bytes_on_disk),
                     f"{entry.last_used:%Y-%m-%d %H:%M}",
                 )
             )
         if entries:
             show(table(("dataset", "camera", "frames", "size", "kept as", "on disk", "last used"), rows))
-        print(f"{count(entries, 'cache')}, {size(sum(entry.bytes_on_disk for entry in entries))}")
+        print(f"{count(entries, 'cache')}, {format_size(sum(entry.bytes_on_disk for entry in entries))}")
         if not self.clear or not entries:
             return 0
         deleted = []
@@ -229,7 +229,7 @@ class Cache:
                 deleted.append(entry)
             except UserError as error:
                 print(f"not deleted: {error}", file=sys.stderr)
-        print(f"deleted: {count(deleted, 'cache')}, {size(sum(entry.bytes_on_disk for entry in deleted))}")
+        print(f"deleted: {count(deleted, 'cache')}, {format_size(sum(entry.bytes_on_disk for entry in deleted))}")
         return 0 if len(deleted) == len(entries) else 2
 
 

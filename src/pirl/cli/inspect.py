@@ -8,7 +8,7 @@ import tyro
 
 from pirl.cli.console import WithJson, default, facts, optional, show, table
 from pirl.errors import UserError
-from pirl.words import size
+from pirl.text import format_size
 
 if TYPE_CHECKING:
     from pirl.training.differences import Comparison
@@ -120,8 +120,15 @@ def _table(parts: "list[Part]", layout: "Layout") -> Any:
     rows = []
     for part in parts:
         shape = "" if part.shape is None else "×".join(map(str, part.shape)) or "number"
-        row = [part.name, str(part.leaves), shape, f"{part.parameters:,}", ", ".join(part.dtypes), size(part.bytes)]
-        row += [f"{part.sharded} of {part.leaves}", size(part.bytes_per_device)] if layout.devices > 1 else []
+        row = [
+            part.name,
+            str(part.leaves),
+            shape,
+            f"{part.parameters:,}",
+            ", ".join(part.dtypes),
+            format_size(part.bytes),
+        ]
+        row += [f"{part.sharded} of {part.leaves}", format_size(part.bytes_per_device)] if layout.devices > 1 else []
         rows.append(row)
     return table(headers, rows, left=1)
 
@@ -129,13 +136,13 @@ def _table(parts: "list[Part]", layout: "Layout") -> Any:
 def _facts(state: "SavedState", layout: "Layout", parts: "list[Part]") -> list[tuple[str, str]]:
     total, most = sum(part.bytes for part in parts), sum(part.bytes_per_device for part in parts)
     arrays, numbers = sum(part.leaves for part in parts), sum(part.parameters for part in parts)
-    rows = [("state", state.title), ("total", f"{numbers:,} numbers in {arrays:,} arrays, {size(total)}")]
+    rows = [("state", state.title), ("total", f"{numbers:,} numbers in {arrays:,} arrays, {format_size(total)}")]
     if layout.devices > 1:
         copies = layout.devices // layout.fsdp_devices
         mesh = f"{layout.devices} devices, {layout.fsdp_devices} of which share one copy"
         even = f"{most * layout.fsdp_devices / total:.3f} times an even share" if total else ""
         rows += [("devices", mesh + (f" ({copies} copies)" if copies > 1 else ""))]
-        rows += [("a device", f"{size(most)}, {even}")]
+        rows += [("a device", f"{format_size(most)}, {even}")]
     return rows
 
 

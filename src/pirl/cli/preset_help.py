@@ -10,9 +10,10 @@ from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 from pirl.cli.console import WIDE, show
 from pirl.config import RLTrainConfig
-from pirl.config.values import CHOICES, in_words, to_plain
+from pirl.config.values import CHOICES, to_plain
 from pirl.envs.options import list_options
 from pirl.envs.registry import EnvConfig, find_env_class
+from pirl.text import format_type
 
 _OPTION_WIDTH = 40
 # Types that a value shows by itself.
@@ -30,7 +31,7 @@ def show_options(config: RLTrainConfig, program: str, command: Any) -> None:
     for field in dataclasses.fields(command):
         if field.name not in ("preset", "settings"):
             hint = get_args(field.type)[0] if get_origin(field.type) is Annotated else field.type
-            takes = "" if hint is bool else in_words(hint).removesuffix(" or none")
+            takes = "" if hint is bool else format_type(hint).removesuffix(" or none")
             value = "" if field.default in (None, False, ()) else _shown(field.default)
             rows.append((_flag(field.name), takes, value, texts[field.name]))
     _show_group(f"the {'run' if command.__name__ == 'Train' else command.__name__.lower()}", rows)
@@ -71,7 +72,7 @@ def _groups(config: Any, prefix: str, title: str) -> Iterator[tuple[str, list[_R
             names = ", ".join(field.name for field in dataclasses.fields(optional_group[0]))
             rows.append((f"{_flag(name)}.…", "a group", "none", f"{_summary(optional_group[0])} ({names})"))
         else:
-            rows.append((_flag(name), in_words(hints[field.name]), _shown(value), texts[field.name]))
+            rows.append((_flag(name), format_type(hints[field.name]), _shown(value), texts[field.name]))
     # Fields that are not explained one by one are explained by their class.
     about = inspect.cleandoc(kind.__doc__ or "")
     together = "" if any(texts.values()) or about in title else f"\n{textwrap.indent(about, '  ')}"

@@ -20,10 +20,10 @@ from pirl.envs.registry import find_env_class
 from pirl.envs.seeds import MEASURED
 from pirl.errors import ConfigError, DataError, UserError
 from pirl.files import expand_home, is_elsewhere
+from pirl.imports import is_installed
 from pirl.interop.checkpoint import find_params
 from pirl.models.config import get_model_config
 from pirl.models.tokenizer import Tokenizer
-from pirl.packages import is_installed
 
 _LONGEST_PROMPT = 10_000  # tokens that are counted
 # The least value of each field.

@@ -10,10 +10,10 @@ from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from pirl.config.train import LEARNERS, AgentConfig, RLTrainConfig
 from pirl.config.yaml_files import dump_yaml, parse_yaml
-from pirl.conversion import convert, in_words
 from pirl.envs.registry import EnvConfig, find_env_class
 from pirl.errors import ConfigError, UserError, did_you_mean
 from pirl.models.config import Pi0Config, get_model_config
+from pirl.text import convert, format_type
 
 _Config = TypeVar("_Config")
 # What a group takes besides the fields of its class: a choice that its other fields then refine.
@@ -88,7 +88,7 @@ class Reader:
         advice = " Put it in quotes." if str in choices and not self.texts and not isinstance(value, str | None) else ""
         if int in choices and re.fullmatch("[-+]?[0-9]+", str(value)):
             advice = " That is too large."
-        raise ConfigError(f"{self._called(path)} should be {in_words(hint)}; it is {value!r:.80}.{advice}")
+        raise ConfigError(f"{self._called(path)} should be {format_type(hint)}; it is {value!r:.80}.{advice}")
 
     def _dataclass(self, kind: type[_Config], value: Any, base: _Config | None, path: str) -> _Config:
         """A group of fields; `base` counts only if it is of the same kind."""

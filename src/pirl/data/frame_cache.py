@@ -34,7 +34,7 @@ from pirl.data.lerobot.reader import Dataset
 from pirl.data.problems import BrokenDatasetError, Problem
 from pirl.errors import DataError
 from pirl.processes import usable_cores
-from pirl.words import size
+from pirl.text import format_size
 
 logger = logging.getLogger(__name__)
 
@@ -159,8 +159,8 @@ def _check_space(name: str, entries: list[CacheEntry], config: FrameCacheConfig,
     free, frame_bytes = shutil.disk_usage(directory).free, height * width * 3 * _EXPECTED_RATIO[config.compression]
     what = (
         f"frame cache for {name}: {len(entries)} camera{'s' if len(entries) > 1 else ''} x {frames:,} frames at "
-        f"{height}x{width} = {'' if config.compression == 'none' else 'about '}{size(total * frame_bytes)} in "
-        f"{directory} ({size(free)} free{f', {size(done * frame_bytes)} already written' if done else ''})"
+        f"{height}x{width} = {'' if config.compression == 'none' else 'about '}{format_size(total * frame_bytes)} in "
+        f"{directory} ({format_size(free)} free{f', {format_size(done * frame_bytes)} already written' if done else ''})"
     )
     if (total - done) * frame_bytes > free:
         other = 'compression="jpeg" (about a quarter), ' if config.compression != "jpeg" else ""

@@ -12,7 +12,7 @@ from pirl.processes import (
     GRACE,
     Interruptions,
     Process,
-    exit_in_words,
+    format_exit,
     kill_process,
     last_lines,
     share_cores,
@@ -106,7 +106,7 @@ class _Stage:
             self.display.finished(one.step, self.records.read(one.step).seconds)
             return
         self.display.failed(one.step)
-        how = "ended before its result was whole" if code == 0 else f"failed ({exit_in_words(code)})"
+        how = "ended before its result was whole" if code == 0 else f"failed ({format_exit(code)})"
         raise TrainingError(
             f"{one.step.title}: this {how}. The end of {one.log}:\n"
             + "".join(f"  {line}\n" for line in last_lines(one.log, _SHOWN_LINES))

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, get_args, get_origin, get_type_hints
 
-from pirl.conversion import convert, in_words
 from pirl.errors import ConfigError, did_you_mean
+from pirl.text import convert, format_type
 
 # What `gymnasium.make` may hand over; there is nothing to choose in it.
 _FOR_GYMNASIUM = "render_mode"
@@ -57,7 +57,7 @@ def _parameters(env_class: type) -> dict[str, inspect.Parameter]:
 def _kind(hint: Any) -> str:
     """What a type takes, in words, and how lists are typed."""
     lists = any(get_origin(choice) is tuple for choice in (hint, *get_args(hint)))
-    return f"{in_words(hint)}{' with commas between' if lists else ''}"
+    return f"{format_type(hint)}{' with commas between' if lists else ''}"
 
 
 def _read_help(env_class: type) -> dict[str, str]:

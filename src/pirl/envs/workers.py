@@ -19,7 +19,7 @@ from pirl.envs.pools import Lost
 from pirl.envs.registry import EnvConfig, make_env
 from pirl.envs.stepping import Stepper
 from pirl.envs.watched_pool import LEAVING_TIMEOUT, Answer, Ready, WatchedPool, Worker, explain
-from pirl.processes import exit_in_words, is_alive
+from pirl.processes import format_exit, is_alive
 
 # How often workers look whether the parent is still there.
 _PARENT_CHECK_INTERVAL = 0.5
@@ -102,7 +102,7 @@ class _Process(Worker):
         except (EOFError, OSError):
             self.process.join(LEAVING_TIMEOUT)
             code = self.process.exitcode
-            how = "it closed its pipe" if code is None else exit_in_words(code)
+            how = "it closed its pipe" if code is None else format_exit(code)
             return Lost(f"the environment's process is gone: {how}")
         return answer
 

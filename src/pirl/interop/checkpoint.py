@@ -23,7 +23,7 @@ from jax.experimental import multihost_utils
 
 import pirl
 from pirl.errors import CheckpointError, ConfigError
-from pirl.files import expand_home, is_elsewhere, put_back, put_in_place, remove_directory
+from pirl.files import atomic_replace, expand_home, is_elsewhere, remove_directory, restore_replaced
 from pirl.interop.norm_stats import FILE_NAME, NormStats, read_norm_stats, write_norm_stats
 from pirl.interop.orbax import OrbaxArrays, open_params, quiet_orbax
 from pirl.interop.pytorch import FILE_NAME as PYTORCH_FILE
@@ -317,7 +317,7 @@ def save_checkpoint(
             writer.complete(partial)
         multihost_utils.sync_global_devices("the partial checkpoint is complete")
         if is_main_process:
-            put_in_place(partial, directory)
+            atomic_replace(partial, directory)
     finally:
         if jax.process_count() == 1:  # of several, others may still be writing; the next save removes it
             remove_directory(partial)
@@ -384,7 +384,7 @@ def check_target(directory: Path, overwrite: bool) -> None:
     """Raise if a checkpoint cannot or must not be written there; removes what a killed save left."""
     if set("[]*?") & set(str(directory)):
         raise CheckpointError(f"Orbax cannot write below {directory}: choose a path without [, ], * and ?.")
-    put_back(directory)
+    restore_replaced(directory)
     remove_directory(directory.with_name(f".{directory.name}.partial"))
     if not directory.exists():
         return

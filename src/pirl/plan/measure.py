@@ -32,7 +32,7 @@ from pirl.errors import TrainingError, UserError
 from pirl.files import cache_directory, write_file
 from pirl.models import Observation
 from pirl.plan.topologies import Topology, environment, find_devices, parse_topology
-from pirl.processes import exit_in_words, last_lines
+from pirl.processes import format_exit, last_lines
 from pirl.training.dry_run import kind_of
 from pirl.training.records import named_leaves
 from pirl.training.setup import Setup, agent_shapes
@@ -118,7 +118,7 @@ def _measure_apart(config: RLTrainConfig, topology: Topology, say: Say) -> str:
             raise UserError(answer.read_text())
         killed = "most likely, this machine has too little memory for the compiler"
         why = killed if process.returncode == -9 else " ".join(last_lines(log, 3))
-        raise TrainingError(f"{topology.name}: the compiler gave up ({exit_in_words(process.returncode)}): {why}.")
+        raise TrainingError(f"{topology.name}: the compiler gave up ({format_exit(process.returncode)}): {why}.")
 
 
 def main(topology: str, directory: str) -> int:

@@ -8,7 +8,7 @@ from rich.table import Table
 
 from pirl.plan.measure import SHARD, Measurement
 from pirl.plan.topologies import GIB
-from pirl.words import short_duration, size
+from pirl.text import format_seconds, format_size
 
 # Kinds of bytes on a device: how they are shown, and a remark.
 _KINDS = {
@@ -27,7 +27,7 @@ _KINDS = {
 # What may limit an update, and the share of a chip's best that is usually reached.
 _LIMITS = {"compute": ("operations", 0.4), "memory": ("memory traffic", 0.7), "links": ("links", 0.7)}
 # Two decimals tell close calls apart.
-format_bytes = functools.partial(size, digits=2)
+format_bytes = functools.partial(format_size, digits=2)
 
 
 def make_plan(m: Measurement, batch_size: int, parts: int) -> dict[str, Any]:
@@ -140,9 +140,9 @@ def describe(plan: dict[str, Any], m: Measurement, parts: int) -> list[Any]:
         lines += [f"  sent           {format_bytes(sum(m.sent.values()))} by each device{listed}"]
     if plan["fits"] is not False and step is not None:
         limits = ((name, share, seconds[key]) for key, (name, share) in _LIMITS.items() if key in seconds)
-        each = ", ".join(f"{name} {short_duration(time)} at {share:.0%}" for name, share, time in limits)
+        each = ", ".join(f"{name} {format_seconds(time)} at {share:.0%}" for name, share, time in limits)
         lines += [
-            f"  update         about {short_duration(step)}, {batch / step:,.0f} samples/s: the longest of {each}"
+            f"  update         about {format_seconds(step)}, {batch / step:,.0f} samples/s: the longest of {each}"
         ]
     if largest is not None:
         compiled = " and ".join(map(str, sorted(map(int, m.temporary))))
@@ -181,7 +181,7 @@ def summary(plans: list[dict[str, Any]]) -> Table:
             {True: "yes", False: "no", None: "?"}[plan["fits"]],
             "more" if sizes["peak"] is None else format_bytes(sizes["peak"]),
             "?" if sizes["available"] is None else format_bytes(sizes["available"]),
-            "" if step is None else short_duration(step),
+            "" if step is None else format_seconds(step),
             "" if step is None else f"{plan['batch_size'] / step:,.0f}",
             "?" if largest is None else f"{largest:,}",
         )

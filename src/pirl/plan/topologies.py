@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from pirl.errors import ConfigError, did_you_mean
-from pirl.memory import machine_memory, read_host
-from pirl.packages import is_installed
+from pirl.imports import is_installed
+from pirl.processes import machine_memory, read_host
 
 GIB = 1 << 30
 # GPUs per machine, and bytes per second that each sends to other machines: one adapter of 400 Gbit/s per GPU.

@@ -16,7 +16,7 @@ from PIL import Image
 
 from pirl.errors import DataError
 from pirl.report.runs import Event, Run, by_step
-from pirl.words import duration
+from pirl.text import format_duration
 
 COLORS = 6
 POINTS = 300  # drawn of one series: a small chart has no more pixels
@@ -37,7 +37,11 @@ def color_class(color: int) -> str:
 
 
 _environment = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
-_environment.filters |= {"color_class": color_class, "duration": duration, "percent": lambda share: f"{share:.2%}"}
+_environment.filters |= {
+    "color_class": color_class,
+    "duration": format_duration,
+    "percent": lambda share: f"{share:.2%}",
+}
 _template: Any = _environment.from_string(Path(__file__).with_name("template.html").read_text(encoding="utf-8")).module
 texts: Mapping[str, str] = _template.texts
 

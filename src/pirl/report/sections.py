@@ -18,7 +18,7 @@ from pirl.report import plots
 from pirl.report.plots import PANELS, Panel, code_block, draw_panels, figure, markup, panel_grid, texts
 from pirl.report.runs import ENV_STEPS, PolicyResult, Run, by_step, over_iterations, over_metric
 from pirl.run_files import RunFiles
-from pirl.words import duration
+from pirl.text import format_duration
 
 _MOST_BARS, _MOST_EVENTS, _MOST_ITERATIONS = 8, 50, 50
 _ACTIVITIES = ("data", "update", "rollout", "evaluation", "checkpoint")
@@ -344,8 +344,8 @@ def _time(runs: Sequence[Run]) -> Section:
         rows = []
         for name, split in splits.items():
             total = sum(split.values())
-            cells = {each: f"{duration(seconds)} ({_share(seconds / total)})" for each, seconds in split.items()}
-            rows.append((name, *(cells.get(each, "") for each in (*activities, "the rest")), duration(total)))
+            cells = {each: f"{format_duration(seconds)} ({_share(seconds / total)})" for each, seconds in split.items()}
+            rows.append((name, *(cells.get(each, "") for each in (*activities, "the rest")), format_duration(total)))
         columns = _numeric(*(each.capitalize() for each in (*activities, "the rest", "total")))
         styles = {each: f"c{index % plots.COLORS}" for index, each in enumerate(activities)} | {"the rest": "rest"}
         names = plots.legend([(each, index) for index, each in enumerate(activities)], "", [("rest", "the rest")])

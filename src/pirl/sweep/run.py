@@ -18,7 +18,7 @@ from optuna.trial import FrozenTrial, TrialState, create_trial
 from pirl.errors import DataError, TrainingError
 from pirl.files import write_file
 from pirl.jobs import Job, Progress, Runner, open_directory
-from pirl.processes import GRACE, Interruptions, exit_in_words, last_lines
+from pirl.processes import GRACE, Interruptions, format_exit, last_lines
 from pirl.report.plots import Axis, Categories, Series, code_block, figure, legend, line_chart, plot
 from pirl.report.runs import by_step, read_run, read_runs
 from pirl.report.sections import Column, Section, build_page, run_sections, table
@@ -163,7 +163,7 @@ class _Sweep:
         told = optuna.trial.Trial(self._study, trial._trial_id)
         try:
             if code:
-                raise TrainingError(": ".join((exit_in_words(code), *last_lines(job.log))))
+                raise TrainingError(": ".join((format_exit(code), *last_lines(job.log))))
             value, interval = measure(plan.run_of(trial), plan.metric)
         except (TrainingError, DataError) as error:
             told.set_user_attr("reason", str(error))

@@ -21,7 +21,7 @@ from jaxtyping import PyTree
 from pirl.config import CheckpointConfig
 from pirl.envs.evaluation import versions
 from pirl.errors import CheckpointError, in_one_line
-from pirl.files import put_in_place, remove_directory
+from pirl.files import atomic_replace, remove_directory
 from pirl.interop import NormStats, check_target
 from pirl.interop.checkpoint import CheckpointWriter
 from pirl.interop.orbax import quiet_orbax
@@ -129,11 +129,11 @@ class Checkpoints:
 
         def place_policy() -> None:
             writer.complete(partials[1])
-            put_in_place(partials[1], self._run.policies / str(step))
+            atomic_replace(partials[1], self._run.policies / str(step))
 
         def place_state() -> None:
             write_record(partials[0], record)
-            put_in_place(partials[0], self._run.states / str(step))
+            atomic_replace(partials[0], self._run.states / str(step))
             record_best(self._run, self._config)
             make_room(self._run, self._config, step)
 

@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from pirl.errors import UserError
-from pirl.words import duration
+from pirl.text import format_duration
 
 Activity = Literal["data", "update", "rollout", "evaluation", "checkpoint"]
 
@@ -130,7 +130,7 @@ class Display:
     def _pace(self) -> list[str]:
         remaining = self._remaining()
         speed = [] if self._speed is None else [f"{self._speed:.3g} steps/s"]
-        return speed if remaining is None else [*speed, f"ETA {duration(remaining)}"]
+        return speed if remaining is None else [*speed, f"ETA {format_duration(remaining)}"]
 
     def _remaining(self) -> float | None:
         """Seconds to the end: from all that has happened since the first steps, which compile, were over."""
@@ -143,7 +143,7 @@ class Display:
         return left / self._speed if self._speed else None
 
     def _render(self) -> Group:
-        phase = f"{self._phase} {duration(time.monotonic() - self._phase_began)}"
+        phase = f"{self._phase} {format_duration(time.monotonic() - self._phase_began)}"
         head = Table.grid(padding=(0, 2))
         bar = ProgressBar(total=max(self._total, 1), completed=self._step, width=24)
         head.add_row(self._title, phase, bar, f"{self._step}/{self._total}")

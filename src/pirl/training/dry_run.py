@@ -21,6 +21,7 @@ from pirl.data import Loader, ReplayBuffer
 from pirl.envs.pools import EnvPool, Lost, Started, open_pool
 from pirl.envs.rollouts import make_starts, roll_out
 from pirl.errors import EnvError
+from pirl.text import format_seconds, format_size
 from pirl.training.acting import agent_planner, practice_planner
 from pirl.training.compiling import prepare_jax
 from pirl.training.online import shaped_episode
@@ -28,7 +29,6 @@ from pirl.training.records import named_leaves
 from pirl.training.rollout_batches import Rows, cut_batch
 from pirl.training.setup import Setup, check_env, create_agent, set_up
 from pirl.training.updates import compile_updates
-from pirl.words import short_duration, size
 
 # What the arrays of a learner are for, by how their path begins; all others belong to the critics.
 _KINDS = {
@@ -87,13 +87,11 @@ def peak_bytes(compiled: jax.stages.Compiled) -> int:
 def _about_learner(agent: Agent) -> list[tuple[str, str]]:
     counts = agent.parameter_counts()
     sizes = state_bytes(agent)
+    parts = ", ".join(f"{kind} {format_size(count)}" for kind, count in sizes.items())
     return [
         ("policy", f"{counts['policy']:,} parameters, {counts['policy_trainable']:,} trainable"),
         *([("critics", f"{counts['critic']:,} parameters")] if "critic" in counts else []),
-        (
-            "state",
-            f"{size(sum(sizes.values()))}: {', '.join(f'{kind} {size(count)}' for kind, count in sizes.items())}",
-        ),
+        ("state", f"{format_size(sum(sizes.values()))}: {parts}"),
     ]
 
 
@@ -140,7 +138,7 @@ def _about_acting(setup: Setup, agent: Agent, pool: EnvPool) -> list[tuple[str, 
             chunk = planner.plan(observation, [answer.prompt], [start.seed], [0])
             seconds.append(time.perf_counter() - began)
     shape = "×".join(map(str, chunk.shape[1:]))
-    return [("acting", f"{short_duration(seconds[-1])} for a chunk of {shape} in {pool.description.name}")]
+    return [("acting", f"{format_seconds(seconds[-1])} for a chunk of {shape} in {pool.description.name}")]
 
 
 def _about_update(setup: Setup, agent: Agent, batch: Any) -> list[tuple[str, str]]:
@@ -159,9 +157,9 @@ def _about_update(setup: Setup, agent: Agent, batch: Any) -> list[tuple[str, str
     median = statistics.median(seconds[1:])
     devices = "" if setup.mesh.size == 1 else f" on each of {setup.mesh.size} devices"
     return [
-        ("memory", f"{size(peak_bytes(compiled))} at the peak of an update{devices}, as the compiler estimates"),
-        ("compiling", f"{short_duration(compile_seconds)}; less where the compiled program is in the cache"),
-        ("update", f"{short_duration(median)}, {setup.config.batch_size / median:,.1f} samples per second"),
+        ("memory", f"{format_size(peak_bytes(compiled))} at the peak of an update{devices}, as the compiler estimates"),
+        ("compiling", f"{format_seconds(compile_seconds)}; less where the compiled program is in the cache"),
+        ("update", f"{format_seconds(median)}, {setup.config.batch_size / median:,.1f} samples per second"),
         ("loss", f"{float(metrics['loss']):.4g} after {1 + _TIMED_UPDATES} updates on one batch"),
     ]
 

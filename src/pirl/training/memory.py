@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import jax
 
-from pirl.memory import read_host
+from pirl.processes import read_host
 
 _GIB = 2.0**30
 # Below this share of its memory the host is nearly full; the kernel may end the process at any time.

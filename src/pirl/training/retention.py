@@ -9,7 +9,7 @@ from typing import Any
 
 from pirl.config import CheckpointConfig
 from pirl.errors import CheckpointError
-from pirl.files import put_back, write_file
+from pirl.files import restore_replaced, write_file
 from pirl.interop.checkpoint import DESCRIPTION_FILE
 from pirl.run_files import saved_steps
 from pirl.training.records import FILE_NAME, DamageError, read_record
@@ -80,7 +80,7 @@ def discard_after(run: RunDirectory, step: int) -> None:
 def sweep(run: RunDirectory) -> None:
     """Remove what a process that died left behind, and put back what it had only put aside."""
     for entry in [*run.states.glob(".*.replaced"), *run.policies.glob(".*.replaced")]:
-        put_back(entry.with_name(entry.name.removeprefix(".").removesuffix(".replaced")))
+        restore_replaced(entry.with_name(entry.name.removeprefix(".").removesuffix(".replaced")))
     for entry in run.states.glob(".*.partial"):
         discard_early(run, entry.name.removeprefix(".").removesuffix(".partial"))
     for entry in [*run.states.glob(".*"), *run.policies.glob(".*")]:

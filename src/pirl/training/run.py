@@ -244,7 +244,7 @@ def _read_metadata(run: RunFiles) -> dict[str, Any]:
 
 def _write_metadata(run: RunFiles, metadata: Mapping[str, Any]) -> None:
     # Lasting, as states are: without it nobody would know what they are of.
-    write_file(run.metadata_file, json.dumps(metadata, indent=2, default=str) + "\n", lasting=True)
+    write_file(run.metadata_file, json.dumps(metadata, indent=2, default=str) + "\n", fsync=True)
 
 
 def _as_today(config: Mapping[str, Any]) -> Mapping[str, Any]:

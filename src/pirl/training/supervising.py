@@ -15,7 +15,7 @@ from typing import IO, Any
 
 from pirl.config.train import HostsConfig
 from pirl.errors import TrainingError, UserError
-from pirl.processes import exit_in_words
+from pirl.processes import format_exit
 from pirl.training.hosts import Hosts, join_hosts
 
 _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -65,7 +65,7 @@ def _wait(child: int) -> int:
 
 def _explain(code: int, said: str, hosts: Hosts, config: HostsConfig) -> str:
     """Why the child was ended by a signal, given what its libraries said."""
-    ended = exit_in_words(code)
+    ended = format_exit(code)
     if code != -signal.SIGABRT or "distributed service" not in said:
         tail = "\n".join(said.strip().splitlines()[-20:])
         return f"the process was {ended}, and the run cannot continue. {_RESUME} Its last words:\n{tail}"

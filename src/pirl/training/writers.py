@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from pirl.config.parts import LoggingConfig
 from pirl.errors import ConfigError
 from pirl.files import write_file, writing
-from pirl.packages import is_installed
+from pirl.imports import is_installed
 from pirl.run_files import RunFiles
 
 logger = logging.getLogger(__name__)

@@ -24,7 +24,7 @@ from pirl.data.lerobot.format import DEFAULT_COLUMNS, DEFAULT_PATHS, INFO_FILE
 from pirl.data.lerobot.video import CODEC_NAMES, SMALLEST_SIDE, Codec, encode_video
 from pirl.data.norm_stats import rank
 from pirl.errors import DataError
-from pirl.files import end_with, write_file
+from pirl.files import replace_tail, write_file
 
 Stats = dict[str, np.ndarray]
 """The statistics of one feature by name. A column's have its width [n], a camera's have shape [3, 1, 1]."""
@@ -373,7 +373,7 @@ class MetadataV21(MetadataWriter):
         if size < places[index]:
             raise DataError(f"{path} has lost lines: put back what it was, or begin another dataset")
         line = f"{json.dumps(content)}\n".encode()
-        end_with(path, places[index], line)
+        replace_tail(path, places[index], line)
         places[index + 1 :] = [places[index] + len(line)]
 
 

@@ -1,4 +1,4 @@
-"""Values of an annotated type, from what a file holds or a person types, and what such a type takes in words."""
+"""Text for people: sizes and times, values of an annotated type as they are typed, and what such a type takes."""
 
 import contextlib
 import re
@@ -8,10 +8,36 @@ from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin
 
 BOOLS = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
-"""What a person may type for true and for false, in small letters."""
-LARGEST = 2**63
-"""What a whole number stays below; computers count no further."""
+LARGEST = 2**63  # what a whole number stays below
 _LONGEST_RANGE = 10_000_000
+
+
+def format_size(count: int | float, digits: int = 1) -> str:
+    """Bytes: 512 B, 12.5 KiB, 1.0 GiB."""
+    unit = "B"
+    for larger in ("KiB", "MiB", "GiB"):
+        if count >= 1024:
+            count, unit = count / 1024, larger
+    return f"{count:.0f} B" if unit == "B" else f"{count:,.{digits}f} {unit}"
+
+
+def format_duration(seconds: int | float) -> str:
+    """A time to wait for: 35 s, 4 min, 2 h 05 min, 3 d 04 h."""
+    if round(seconds) < 90:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    if minutes < 60:
+        return f"{minutes} min"
+    if minutes < 48 * 60:
+        return f"{minutes // 60} h {minutes % 60:02d} min"
+    return f"{minutes // 1440} d {minutes % 1440 // 60:02d} h"
+
+
+def format_seconds(seconds: int | float) -> str:
+    """The time of a computation: 250 µs, 12.3 ms, 1.25 s."""
+    if seconds < 1e-3:
+        return f"{1e6 * seconds:.3g} µs"
+    return f"{1e3 * seconds:.3g} ms" if seconds < 1 else f"{seconds:.3g} s"
 
 
 def convert(value: Any, hint: Any, *, texts: bool) -> Any:
@@ -72,7 +98,7 @@ def _convert_simple(value: Any, kind: type, texts: bool) -> Any:
         if type(value) in (int, float) or (texts and text is not None):
             return _number(value, kind)
     elif kind in (str, Path) and text is not None:
-        if "\0" not in text:  # nothing can be called so
+        if "\0" not in text:
             return kind(text)
     elif isinstance(value, kind):
         return value
@@ -98,18 +124,20 @@ def _number(value: int | float | str, kind: type) -> int | float:
     return whole
 
 
-def in_words(hint: Any) -> str:
-    """What a type takes."""
+def format_type(hint: Any) -> str:
+    """What a type takes, in words."""
     origin, parts = get_origin(hint), get_args(hint)
     if origin in (Union, types.UnionType):
-        return " or ".join(map(in_words, parts))
+        return " or ".join(map(format_type, parts))
     if origin is Literal:
         return " or ".join(map(str, parts))
     if origin is tuple and parts[-1] is ...:
-        return {int: "a list of whole numbers", str: "a list of texts"}.get(parts[0], f"a list: {in_words(parts[0])}")
+        return {int: "a list of whole numbers", str: "a list of texts"}.get(
+            parts[0], f"a list: {format_type(parts[0])}"
+        )
     if origin is tuple:
-        return f"a list of {len(parts)}, each {in_words(parts[0])}"
+        return f"a list of {len(parts)}, each {format_type(parts[0])}"
     if origin is not None and issubclass(origin, Mapping):
-        return f"a mapping to {in_words(parts[1])}"
+        return f"a mapping to {format_type(parts[1])}"
     words = {int: "a whole number", float: "a number", bool: "true or false", str: "text", types.NoneType: "none"}
     return words.get(hint, "a path" if hint is Path else getattr(hint, "__name__", str(hint)))
