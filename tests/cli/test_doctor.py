@@ -13,7 +13,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from pirl import doctor, memory
+from pirl import doctor, processes
 from pirl.cli.main import main
 from pirl.doctor import CheckResult, check_directory, check_extras, check_machine, check_packages, run_checks
 from python_path import python_path
@@ -136,7 +136,7 @@ def test_limits_of_open_files_and_of_the_container_are_found(monkeypatch, tmp_pa
     files = {"limit_in_bytes": 2**30, "usage_in_bytes": 0, "stat": "total_inactive_file 0"}
     for name, text in files.items():
         (tmp_path / name).write_text(f"{text}\n")
-    monkeypatch.setattr(memory, "_GROUPS", (tuple(tmp_path / name for name in files),))
+    monkeypatch.setattr(processes, "_CGROUPS", (tuple(tmp_path / name for name in files),))
     advice = {(256, 10**6): "ulimit -n 4096", (256, 2000): "ulimit -n 2000", (256, resource.RLIM_INFINITY): "ulimit"}
     for limits, words in advice.items():
         monkeypatch.setattr(resource, "getrlimit", lambda _, limits=limits: limits)

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import jax
 import pytest
 
-from pirl import memory
+from pirl import processes
 from pirl.errors import ConfigError
 from pirl.plan.topologies import CHIPS, GIB, NETWORK, environment, find_devices, parse_topology
 
@@ -37,7 +37,7 @@ def test_devices_of_this_machine_are_recognized_with_their_memory(monkeypatch, t
     for name, text in {"memory.max": GIB, "memory.current": 0, "memory.stat": "anon 5"}.items():
         (tmp_path / name).write_text(f"{text}\n")
     container = tuple(tmp_path / name for name in ("memory.max", "memory.current", "memory.stat"))
-    monkeypatch.setattr(memory, "_GROUPS", (container,))
+    monkeypatch.setattr(processes, "_CGROUPS", (container,))
     assert parse_topology("cpu:2").memory == GIB / 2, "of a container, what it may use"
     here, devices = find_devices(parse_topology("here"))
     assert (here.name, here.platform, here.memory, len(devices)) == ("here", "cpu", GIB / 8, 8)
