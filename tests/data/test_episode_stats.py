@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pirl.data.lerobot.writer import QUANTILES, Stats, column_stats, combine, image_stats
+from pirl.data.lerobot.metadata import QUANTILES, Stats, column_stats, combine, image_stats
 
 NUMBERS = st.integers(-1000, 1000).map(float)
 

@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pirl.data.lerobot.writer import DatasetWriter, MetadataV30, MetadataWriter
+from pirl.data.lerobot.metadata import Metadata, MetadataV30
+from pirl.data.lerobot.writer import DatasetWriter
 
 PROJECT = Path(__file__).resolve().parents[2]
 BENCHMARKS = PROJECT / "benchmarks"
@@ -80,7 +81,7 @@ def lerobot(request, tmp_path):
 def test_lerobot_gives_back_what_was_written(lerobot, tmp_path, monkeypatch, subtests):
     version, python = lerobot
     # So that five episodes fill several directories and, in v3.0, several files of episodes.
-    monkeypatch.setattr(MetadataWriter, "chunk_size", 2)
+    monkeypatch.setattr(Metadata, "chunk_size", 2)
     monkeypatch.setattr(MetadataV30, "episodes_per_file", 2)
     truth = truth_of_all_frames()
     deltas = json.dumps({key: [step / FPS for step in steps] for key, steps in DELTAS.items()})

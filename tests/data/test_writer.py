@@ -13,7 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pirl.data.lerobot.writer import QUANTILES, DatasetWriter, MetadataV30, MetadataWriter, quantiles
+from pirl.data.lerobot.metadata import QUANTILES, Metadata, MetadataV30, quantiles
+from pirl.data.lerobot.writer import DatasetWriter
 from pirl.errors import DataError
 from written import (
     DEFAULTS,
@@ -138,7 +139,7 @@ def test_stats_json_is_exact_when_closed_and_encloses_before(tmp_path: Path) -> 
 
 def test_files_roll_over_into_new_files_and_directories(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(MetadataV30, "episodes_per_file", 3)
-    monkeypatch.setattr(MetadataWriter, "chunk_size", 2)
+    monkeypatch.setattr(Metadata, "chunk_size", 2)
     declared = {"x": {"dtype": "int64", "shape": (1,)}}
     for count in (5, 6, 1):  # 6 and 12 end a file of episodes
         writer = DatasetWriter(tmp_path, fps=10, features=declared, resume=True)

@@ -130,7 +130,7 @@ def test_a_full_disk_is_named_and_the_episodes_before_are_safe(tmp_path: Path, v
 
     with monkeypatch.context() as patch:
         patch.setattr("pirl.data.lerobot.writer.write_file", full)
-        patch.setattr("pirl.data.lerobot.writer.write_file", full)
+        patch.setattr("pirl.data.lerobot.metadata.write_file", full)
         with pytest.raises(DataError, match="episode 1 cannot be written.*No space left"):
             writer.write_episode({"x": np.ones(4)}, task="")
     with DatasetWriter(tmp_path, fps=10, features=declared, version=version, resume=True) as resumed:

@@ -31,6 +31,7 @@ DEFAULT_PATHS = {
         "videos/{video_key}/chunk-{chunk_index:03d}/file-{file_index:03d}.mp4",
     ),
 }
+CAMERA_DTYPES = ("image", "video")
 _TEMPLATE_FIELDS = {"episode_chunk", "episode_index", "chunk_index", "file_index", "video_key"}
 _MOST_AXES, _LARGEST_AXIS = 5, 100_000
 
@@ -48,7 +49,7 @@ class Feature:
     @property
     def is_camera(self) -> bool:
         """Whether its values are pictures."""
-        return self.dtype in ("image", "video")
+        return self.dtype in CAMERA_DTYPES
 
     @property
     def image_size(self) -> tuple[int, int] | None:
