@@ -19,7 +19,7 @@ def trained(monkeypatch):
         calls.append((config, rest))
         return 0
 
-    monkeypatch.setitem(sys.modules, "pirl.training.trainer", SimpleNamespace(train=record))
+    monkeypatch.setitem(sys.modules, "pirl.training.train", SimpleNamespace(train=record))
     monkeypatch.setitem(sys.modules, "pirl.training.dry_run", SimpleNamespace(dry_run=record))
     return calls
 
@@ -237,7 +237,7 @@ def test_a_device_without_room_is_answered_with_what_needs_less(call, data, monk
             "RESOURCE_EXHAUSTED: Out of memory while trying to allocate 12.5GiB.\nAllocator"
         )
 
-    monkeypatch.setitem(sys.modules, "pirl.training.trainer", SimpleNamespace(train=fail))
+    monkeypatch.setitem(sys.modules, "pirl.training.train", SimpleNamespace(train=fail))
     code, _, err = call("train", "debug", "--exp-name", "x", "--data.repo-id", data)
     assert code == 1
     assert "error: a device has not enough memory: RESOURCE_EXHAUSTED: Out of memory while trying" in err

@@ -10,10 +10,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from pirl.config.parts import HealthConfig, StoppingConfig
 from pirl.errors import TrainingError
-from pirl.training.health import MAX_RECORDED, EarlyStopping, Health, StopSignal, guarded
+from pirl.run_files import RunFiles
+from pirl.training.health import MAX_RECORDED, Diverged, EarlyStopping, RolloutMonitor, StopSignal, UpdateGuard, guarded
 
 Agent = dict[str, Any]
 
@@ -108,8 +111,8 @@ def outcome(loss: float, skipped: bool = False) -> dict[str, jax.Array]:
     return {"loss": jnp.float32(loss), "grad_norm/critic": jnp.float32(1.0), "skipped": jnp.float32(skipped)}
 
 
-def health_of(run: Path, max_skipped: int = 3) -> Health:
-    return Health(HealthConfig(max_skipped=max_skipped, loss_limit=1e6), run / "bad_batches", run / "states")
+def health_of(run: Path, max_skipped: int = 3) -> UpdateGuard:
+    return UpdateGuard(HealthConfig(max_skipped=max_skipped, loss_limit=1e6), RunFiles(run))
 
 
 BATCH = {
@@ -140,9 +143,9 @@ def test_a_bad_batch_is_kept_under_names_that_say_what_it_holds(tmp_path: Path) 
 
 
 def test_the_run_stops_after_so_many_in_a_row_and_says_where_everything_is(tmp_path: Path) -> None:
-    (tmp_path / "states" / "900").mkdir(parents=True)
-    (tmp_path / "states" / "1000").mkdir()
-    (tmp_path / "states" / "1100.partial").mkdir()
+    states = RunFiles(tmp_path).states
+    for name in ("900", "1000", "1100.partial"):
+        (states / name).mkdir(parents=True)
     health = health_of(tmp_path, max_skipped=3)
     for step, skipped in enumerate([1, 1, 0, 1, 1, 0], start=1001):
         health.check(step, outcome(2e6, skipped=bool(skipped)), BATCH)
@@ -162,7 +165,7 @@ def test_the_run_stops_after_so_many_in_a_row_and_says_where_everything_is(tmp_p
         str(tmp_path / "bad_batches"),
     ):
         assert part in message
-    assert str(tmp_path / "states" / "1000") in message
+    assert str(states / "1000") in message
     assert stopped.value.exit_code == 1
 
 
@@ -210,7 +213,7 @@ def test_the_counts_go_on_after_a_resume(tmp_path: Path) -> None:
     first.check(1, outcome(math.nan, skipped=True), BATCH)
     first.check(2, outcome(math.nan, skipped=True), BATCH)
     second = health_of(tmp_path, max_skipped=3)
-    second.restore(json.loads(json.dumps(first.state())))
+    second.load_state(json.loads(json.dumps(first.state())))
     second.check(3, outcome(math.nan, skipped=True), BATCH)
     with pytest.raises(TrainingError, match="No state was saved"):
         second.finish()
@@ -219,11 +222,13 @@ def test_the_counts_go_on_after_a_resume(tmp_path: Path) -> None:
 RETURNS = (-1.0, 3.0)  # so that a margin of a quarter allows -2 to 4
 
 
-def watch_values(run: Path, values: Any, excess: float = 0.25, returns: Any = RETURNS, state: Any = None) -> Health:
+def watch_values(
+    run: Path, values: Any, excess: float = 0.25, returns: Any = RETURNS, state: Any = None
+) -> UpdateGuard:
     """What has become of updates with these means of Q."""
-    health = Health(HealthConfig(max_value_excess=excess), run / "bad_batches", run / "states", returns=returns)
+    health = UpdateGuard(HealthConfig(max_value_excess=excess), RunFiles(run), returns=returns)
     if state is not None:
-        health.restore(json.loads(json.dumps(state)))
+        health.load_state(json.loads(json.dumps(state)))
     for step, value in enumerate(values):
         health.check(step, outcome(0.5) | {"critic/q_mean": jnp.float32(value)}, BATCH)
     health.finish()
@@ -239,7 +244,7 @@ def test_values_beyond_all_returns_for_fifty_updates_stop_the_run(tmp_path: Path
 
 
 def test_values_beyond_all_returns_in_scanned_updates_are_counted_one_by_one(tmp_path: Path) -> None:
-    health = Health(HealthConfig(), tmp_path, tmp_path, returns=RETURNS)
+    health = UpdateGuard(HealthConfig(), RunFiles(tmp_path), returns=RETURNS)
     health.check(24, {"skipped": np.zeros(25), "critic/q_mean": jnp.full(25, 9.0)}, BATCH)
     assert health.state()["beyond"] == 25
     health.check(49, {"skipped": np.zeros(25), "critic/q_mean": jnp.full(25, 9.0)}, BATCH)
@@ -290,26 +295,105 @@ def test_a_run_ends_early_after_two_measurements_without_improvement(
     stopping = EarlyStopping(config)
     answers = []
     for value in values:
-        answers.append(stopping.update(value))
+        stopping.update({"eval/success": value})
+        answers.append(stopping.done)
         state, stopping = stopping.state(), EarlyStopping(config)  # resumed after every measurement
-        stopping.restore(json.loads(json.dumps(state)))
+        stopping.load_state(json.loads(json.dumps(state)))
     assert (answers.index(True) if True in answers else None) == stops_at
 
 
 def test_another_measurement_is_not_held_against_the_one_before() -> None:
     """What a run is stopped by may be another when it is resumed."""
     before = EarlyStopping(StoppingConfig(metric="val/loss", mode="min", patience=1))
-    assert [before.update(value) for value in (0.3, 0.4)] == [False, True]
+    for value in (0.3, 0.4):
+        before.update({"val/loss": value})
+    assert before.done
     for other in ({"metric": "eval/success", "mode": "min"}, {"metric": "val/loss", "mode": "max"}):
         stopping = EarlyStopping(StoppingConfig(patience=1, **other))  # type: ignore[arg-type]
-        stopping.restore(before.state())
-        assert not stopping.is_over
-        assert not stopping.update(0.01)
+        stopping.load_state(before.state())
+        assert not stopping.done
 
 
 def test_without_a_metric_no_run_ends_early() -> None:
     stopping = EarlyStopping(StoppingConfig(metric=None, patience=1))
-    assert not any(stopping.update(0.0) for _ in range(5))
+    for _ in range(5):
+        stopping.update({"loss": 0.0})
+    assert not stopping.done
+
+
+# --- the iterations of RIPT -------------------------------------------------------------------------------------------
+
+
+def problems(monitor: RolloutMonitor, *rollouts: tuple[float | None, float | None]) -> list[str]:
+    """What is wrong with each of these rollouts, by success and speed."""
+    found = []
+    for success, speed in rollouts:
+        try:
+            monitor.after_rollouts(1, success, speed)
+            found.append("")
+        except Diverged as problem:
+            found.append(problem.reason)
+    return found
+
+
+def monitor_of(**changes: Any) -> RolloutMonitor:
+    return RolloutMonitor(HealthConfig(**changes))
+
+
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=12), st.floats(0, 0.99))
+@settings(max_examples=60)
+def test_a_collapse_is_what_falls_below_the_ratio_of_the_best_that_was_sound(rates: list[float], ratio: float) -> None:
+    monitor, sound = monitor_of(min_success_ratio=ratio), []
+    for rate in rates:
+        collapsed = len(sound) >= 2 and rate < ratio * max(sound)
+        (problem,) = problems(monitor, (rate, None))
+        assert problem.startswith("success has collapsed") == collapsed
+        if not collapsed:
+            sound.append(rate)
+        other = monitor_of(min_success_ratio=ratio)
+        other.load_state(json.loads(json.dumps(monitor.state())))
+        monitor = other  # resumed after every iteration
+
+
+def test_where_nothing_was_measured_or_nothing_is_watched_nothing_is_wrong() -> None:
+    rates = (1.0, 1.0, None, math.nan)
+    assert problems(monitor_of(min_success_ratio=0.25), *((rate, None) for rate in rates)) == [""] * 4
+    assert problems(monitor_of(min_success_ratio=0.0), *((rate, 1.0) for rate in (1.0, 1.0, 0.0))) == [""] * 3
+
+
+def test_drift_is_too_much_beyond_its_limit_and_must_be_finite() -> None:
+    monitor = monitor_of(max_drift=0.5)
+    monitor.after_updates(None)
+    monitor.after_updates(0.5)
+    with pytest.raises(Diverged, match="drifted by 0.6 from where it began, beyond health.max_drift = 0.5"):
+        monitor.after_updates(0.6)
+    for drift in (math.nan, math.inf):
+        with pytest.raises(Diverged, match="drifted by"):
+            monitor_of().after_updates(drift)
+
+
+def test_rollouts_are_slow_when_three_in_a_row_are_and_going_back_would_not_help() -> None:
+    said: list[str] = []
+    monitor = RolloutMonitor(HealthConfig(min_speed_ratio=0.5), said.append)
+    for step, speed in enumerate((100.0, 102.0, 98.0, 40.0, 40.0, 100.0, 40.0, 40.0)):
+        monitor.after_rollouts(step, 1.0, speed)
+    assert said == [], "never three in a row"
+    for step in (8, 9):
+        monitor.after_rollouts(step, 1.0, 40.0)
+    assert len(said) == 1, "once in three iterations"
+    assert "40 environment steps per second, where 100 are usual" in said[0]
+    assert monitor.good_step == 9
+    stops = monitor_of(min_speed_ratio=0.5, action="stop")
+    assert "slow" in problems(stops, *((1.0, speed) for speed in (9.0, 9.0, 9.0, 1.0, 1.0, 1.0)))[-1]
+
+
+@pytest.mark.parametrize("speeds", [(1.0, 1000.0, 1.0, 1.0), (1e-9,) * 9])
+def test_the_first_iterations_say_what_speed_is_usual(speeds: tuple[float, ...]) -> None:
+    monitor = monitor_of(min_speed_ratio=0.9, action="stop")
+    assert problems(monitor, *((0.5, speed) for speed in speeds)) == [""] * len(speeds)
+
+
+# --- signals ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 0), (signal.SIGHUP, 0), (signal.SIGINT, 130)])

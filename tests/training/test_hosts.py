@@ -252,13 +252,13 @@ def test_a_first_host_that_does_not_answer_is_named_in_time(data, tmp_path):
 
 
 def test_the_shares_of_a_rollout_batch_are_the_batch(practise, tmp_path, monkeypatch):
-    from pirl.training.iterations import Iterations
-    from pirl.training.trainer import train
+    from pirl.training.rollout_stream import RolloutStream
+    from pirl.training.train import train
 
-    whole, shared = Iterations.batches, []
+    whole, shared = RolloutStream.draw, []
 
-    def batches(self):
-        (batch,) = whole(self)
+    def draw(self):
+        batch = whole(self)
         number, position = self._counts["made"] - 1, self._counts["updates"] - 1
         shares = []
         with monkeypatch.context() as several:
@@ -270,9 +270,9 @@ def test_the_shares_of_a_rollout_batch_are_the_batch(practise, tmp_path, monkeyp
         for leaf, *parts in zip(jax.tree.leaves(batch), *map(jax.tree.leaves, shares), strict=True):
             np.testing.assert_array_equal(np.concatenate(parts), leaf)
         shared.append(number)
-        return [batch]
+        return batch
 
-    monkeypatch.setattr(Iterations, "batches", batches)
+    monkeypatch.setattr(RolloutStream, "draw", draw)
     assert train(practise(rollout__iterations=1), exp_name="run") == 0
     assert len(shared) > 1
 

@@ -22,10 +22,11 @@ from pirl.config import debug_config
 from pirl.data import ReplayBuffer, open_dataset
 from pirl.data.outcomes import OutcomeConfig, read_outcomes
 from pirl.errors import CheckpointError, ConfigError, TrainingError
-from pirl.training import iterations
+from pirl.training import rollout_stream
 from pirl.training.dry_run import dry_run
-from pirl.training.iteration_health import IterationHealth, Problem
-from pirl.training.trainer import train
+from pirl.training.health import RolloutMonitor
+from pirl.training.rollout_stream import RolloutStream
+from pirl.training.train import train
 
 # A run that looks at whether success collapses.
 WATCHED = {"health__min_success_ratio": 0.25, "rollout__iterations": 5}
@@ -47,21 +48,21 @@ def saved(run):
 def at_batch(monkeypatch):
     """Have something happen when the learner gets its n-th batch of this process."""
     moments = {}
-    original, count = iterations.Iterations.batches, 0
+    original, count = RolloutStream.draw, 0
 
-    def batches(self):
+    def draw(self):
         nonlocal count
         count += 1
         found = original(self)
         return moments[count](found) or found if count in moments else found
 
-    monkeypatch.setattr(iterations.Iterations, "batches", batches)
+    monkeypatch.setattr(RolloutStream, "draw", draw)
     return moments
 
 
-def poisoned(batches):
+def poisoned(batch):
     """The same with advantages that are not numbers."""
-    return [dataclasses.replace(batch, advantages=batch.advantages * np.float32("nan")) for batch in batches]
+    return dataclasses.replace(batch, advantages=batch.advantages * np.float32("nan"))
 
 
 # --- killed, stopped, resumed -----------------------------------------------------------------------------------------
@@ -367,13 +368,13 @@ def test_what_drift_was_measured_by_in_an_earlier_version_still_serves(practise,
 
 
 def test_slow_rollouts_say_nothing_against_the_policy(practise, tmp_path, monkeypatch, capsys):
-    slow = Problem("rollouts have become slow", can_go_back=False)
-    monkeypatch.setattr(IterationHealth, "_judge_speed", lambda self, speed: slow)
+    slow = "rollouts have become slow"
+    monkeypatch.setattr(RolloutMonitor, "_judge_speed", lambda self, speed: slow)
     train(practise(), exp_name="run")
     assert "warning: rollouts have become slow" in capsys.readouterr().err
     *_, good, last = values_of(tmp_path / "run", "rollout/drift")
     state = tmp_path / "run" / "checkpoints" / "state" / str(last) / "state.json"
-    assert json.loads(state.read_text())["host"]["good_step"] == good, "the run could go back to it"
+    assert json.loads(state.read_text())["host"]["parts"]["monitor"]["good_step"] == good, "the run could go back to it"
 
 
 # --- where there is nothing to learn ----------------------------------------------------------------------------------
@@ -422,13 +423,13 @@ def test_with_the_budget_spent_it_goes_on_with_what_it_has(practise, tmp_path, c
 
 
 def test_a_success_is_worth_less_the_later_it_comes(practise, monkeypatch):
-    compared, learned, compute, add = [], [], iterations.group_advantages, ReplayBuffer.add
+    compared, learned, compute, add = [], [], rollout_stream.group_advantages, ReplayBuffer.add
 
     def compare(config, rewards):
         compared.extend(rewards)
         return compute(config, rewards)
 
-    monkeypatch.setattr(iterations, "group_advantages", compare)
+    monkeypatch.setattr(rollout_stream, "group_advantages", compare)
     monkeypatch.setattr(ReplayBuffer, "add", lambda self, episode: (learned.append(episode), add(self, episode))[1])
     assert train(practise(rollout__discount=0.5, rollout__groups=4, rollout__iterations=1), exp_name="run") == 0
     assert [*itertools.chain(*compared)] == [0.5 ** len(each) if each.success else 0.0 for each in learned]

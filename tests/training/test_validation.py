@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from pirl.training.measuring import measure_losses
+from pirl.training.measure import measure_losses
 from pirl.training.setup import create_agent, set_up
 
 pytestmark = pytest.mark.usefixtures("toy")

@@ -67,7 +67,7 @@ class Train(Configured):
                 from pirl.training.dry_run import dry_run
 
                 return dry_run(config)
-            from pirl.training.trainer import train
+            from pirl.training.train import train
 
             return train(config, exp_name=name, resume=self.resume, overwrite=self.overwrite)
         except jax.errors.JaxRuntimeError as error:

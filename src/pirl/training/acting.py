@@ -17,7 +17,7 @@ from pirl.envs.planner import Act, ChunkPlanner, Planner, PolicyPlanner
 from pirl.envs.pools import EnvPool
 from pirl.models import GuidedObservation, Observation
 from pirl.models.types import Array
-from pirl.training.practice import Interrupted
+from pirl.training.health import Interrupted
 from pirl.training.sharding import copy_to_hosts
 
 

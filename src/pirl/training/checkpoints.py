@@ -28,7 +28,7 @@ from pirl.interop.orbax import quiet_orbax
 from pirl.models import Pi0, get_parameters
 from pirl.models.parameters import nest
 from pirl.run_files import saved_steps
-from pirl.training.exchange import Exchange
+from pirl.training.distributed import all_gather, barrier, broadcast, is_main_process
 from pirl.training.records import (
     ARRAYS,
     DamageError,
@@ -72,12 +72,11 @@ class Checkpoints:
     def __init__(self, run: RunDirectory, config: CheckpointConfig) -> None:
         self._run = run
         self._config = config
-        self._line, self._background_line = Exchange("checkpoints"), Exchange("checkpoints-background")
-        if self._line.is_first:
+        if is_main_process():
             sweep(run)
             refuse_without_states(run)
             record_best(run, config)
-        self._line.meet()  # nobody looks before it is swept
+        barrier()  # nobody looks before it is swept
         self._quiet = contextlib.ExitStack()
         self._quiet.enter_context(quiet_orbax())
         # Orbax gives up after ten minutes by the wall clock, which may jump, and which a large state may need. Several
@@ -116,12 +115,12 @@ class Checkpoints:
             writer = CheckpointWriter(
                 get_parameters(policy), policy.config, norm_stats=norm_stats, metadata=description
             )
-            if self._line.is_first:
+            if is_main_process():
                 check_target(self._run.policies / str(step), overwrite=True)
                 for partial in partials:
                     shutil.rmtree(partial, ignore_errors=True)
                     partial.mkdir(parents=True)
-            self._line.meet()  # nobody writes into what is not there
+            barrier()  # nobody writes into what is not there
             self._checkpointer.save(partials[0] / ARRAYS, args=ocp.args.PyTreeSave(nest(leaves)))
             writer.save_arrays(partials[1], self._policy_checkpointer)
         except Exception as error:
@@ -138,11 +137,10 @@ class Checkpoints:
             make_room(self._run, self._config, step)
 
         def finish() -> None:
-            line = self._background_line
             for checkpointer, place in ((self._policy_checkpointer, place_policy), (self._checkpointer, place_state)):
-                reasons = line.gather(self._attempt(step, checkpointer.wait_until_finished))
+                reasons = all_gather(self._attempt(step, checkpointer.wait_until_finished), "checkpoints")
                 if not any(reasons):
-                    reasons = [line.share(functools.partial(self._attempt, step, place))]
+                    reasons = [broadcast(functools.partial(self._attempt, step, place), "checkpoints")]
                 if reason := next(filter(None, reasons), None):
                     # Not from the error: its frames hold Orbax's other failed writes, which complain when they go.
                     raise self._failure(step, partials, reason)
@@ -167,11 +165,11 @@ class Checkpoints:
 
     def saved(self) -> list[int]:
         """The steps there are full states of, as the first host sees them: others may see them a little later."""
-        return self._line.share(lambda: saved_steps(self._run.states))
+        return broadcast(lambda: saved_steps(self._run.states))
 
     def saved_between_iterations(self) -> list[int]:
         """Of these, the steps that a run can go back to with other rollouts."""
-        return self._line.share(
+        return broadcast(
             lambda: [step for step in saved_steps(self._run.states) if not is_within_iteration(self._run, step)]
         )
 
@@ -208,18 +206,18 @@ class Checkpoints:
         damage = None
         try:
             # Its contents are the same for all; it is enough that one reads them twice.
-            check_files(directory, read_record(directory), contents=self._line.is_first)
+            check_files(directory, read_record(directory), contents=is_main_process())
         except DamageError as error:
             damage = str(error)
-        if found := next(filter(None, self._line.gather(damage)), None):
+        if found := next(filter(None, all_gather(damage)), None):
             raise DamageError(found)
 
     def discard_after(self, step: int) -> None:
         """Delete all checkpoints of later steps but for the best policy: the run goes another way from there."""
         self.wait()
-        if self._line.is_first:
+        if is_main_process():
             discard_after(self._run, step)
-        self._line.meet()
+        barrier()
 
     def close(self) -> None:
         """Finish what is being saved, and let go. Raises what went wrong in it."""
@@ -253,7 +251,7 @@ class Checkpoints:
         gc.collect()
         for partial in partials:
             remove_directory(partial)
-        if self._line.is_first:
+        if is_main_process():
             with contextlib.suppress(OSError):  # why the save failed matters more
                 discard_early(self._run, str(step))
         saved = saved_steps(self._run.states)  # asking nobody: the others may not have failed

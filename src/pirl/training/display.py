@@ -15,8 +15,11 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from pirl.config import RLTrainConfig
 from pirl.errors import UserError
+from pirl.run_files import RunFiles
 from pirl.text import format_duration
+from pirl.training.distributed import is_main_process
 
 Activity = Literal["data", "update", "rollout", "evaluation", "checkpoint"]
 
@@ -24,18 +27,26 @@ Activity = Literal["data", "update", "rollout", "evaluation", "checkpoint"]
 class Display:
     """Progress of a run. Lines of text come at most every `every` steps, or not by themselves (None).
 
-    What is said also goes to the file `log`. `unit` is what steps are called.
+    What is said also goes to the file `log`. `unit` is what steps are called. A quiet one has only the log, for errors.
     """
 
     def __init__(
-        self, total_steps: int, title: str, *, unit: str = "step", every: int | None = 1, log: Path | None = None
+        self,
+        total_steps: int,
+        title: str,
+        *,
+        unit: str = "step",
+        every: int | None = 1,
+        log: Path | None = None,
+        quiet: bool = False,
     ):
         self._total = total_steps
         self._unit = unit
         self._title = title
         self._every = every
         self._stream = sys.stderr
-        self._console = Console(file=self._stream, highlight=False, markup=False, emoji=False)
+        self._console = Console(file=self._stream, quiet=quiet, highlight=False, markup=False, emoji=False)
+        self._is_quiet = quiet
         self._log_path = log
         self._cleanup = contextlib.ExitStack()
         self._log: logging.Handler | None = None
@@ -51,7 +62,7 @@ class Display:
     def __enter__(self) -> "Display":
         if self._log_path is not None:
             self._log = self._cleanup.enter_context(_logging_to(self._log_path))
-        if self._stream.isatty() and not self._console.is_dumb_terminal:
+        if not self._is_quiet and self._stream.isatty() and not self._console.is_dumb_terminal:
             # Redirected output shows above the display; a standard output that goes to a file is left alone.
             live = Live(
                 get_renderable=self._render, console=self._console, transient=True, redirect_stdout=sys.stdout.isatty()
@@ -90,6 +101,8 @@ class Display:
 
     def say(self, text: str) -> None:
         """A line that stays, and goes to the log."""
+        if self._is_quiet:
+            return
         self._print(text)
         self._to_log(logging.INFO, text)
 
@@ -149,6 +162,36 @@ class Display:
         head.add_row(self._title, phase, bar, f"{self._step}/{self._total}")
         lines = ["  ".join(describe(self._values)), "  ".join(self._pace()), self._note]
         return Group(head, *(Text(line, no_wrap=True, overflow="ellipsis") for line in lines if line))
+
+
+def open_display(config: RLTrainConfig, title: str, run: RunFiles) -> Display:
+    """The display of a run; a quiet one in all processes but the main one."""
+    if config.goes_by_iterations:
+        # The table of iterations says how it goes.
+        total, unit, every = config.rollout.iterations, "iteration", None
+    else:
+        total, unit = config.steps + int(config.online.env_steps * config.online.utd_ratio), "step"
+        every = config.logging.every
+    return Display(total, title, unit=unit, every=every, log=run.log_file, quiet=not is_main_process())
+
+
+def closing_words(
+    config: RLTrainConfig, step: int, progress: int, interrupted: bool, stopped_early: bool, is_idle: bool
+) -> str:
+    """Why the run ends, and what could be done about it. `is_idle`: nothing was left to do."""
+    if interrupted:
+        return f"stopped at step {step}; continue with --resume."
+    if stopped_early:
+        return (
+            f"stopped at step {step}: {config.stopping.metric} has not improved for {config.stopping.patience} "
+            "measurements (--stopping.patience)."
+        )
+    if is_idle:
+        more = "--rollout.iterations" if config.goes_by_iterations else "--steps"
+        if config.goes_by_iterations and progress < config.rollout.iterations:
+            more = "--rollout.max-barren (iterations in a row without any signal)"
+        return f"all {step} updates are done already; to continue, raise {more}."
+    return f"done after {step} updates."
 
 
 def describe(values: Mapping[str, float | int]) -> list[str]:

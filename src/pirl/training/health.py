@@ -1,4 +1,4 @@
-"""What is done when training goes wrong, no longer improves, or is told to end."""
+"""When an update is skipped, a run goes back or ends early: bad updates, collapsing policies, early stopping, signals."""
 
 import functools
 import io
@@ -8,7 +8,7 @@ import math
 import signal
 from collections import deque
 from collections.abc import Callable, Mapping
-from pathlib import Path
+from statistics import median
 from types import FrameType, TracebackType
 from typing import Any, TypeVar
 
@@ -20,14 +20,19 @@ from pirl.config.parts import HealthConfig, StoppingConfig
 from pirl.errors import TrainingError
 from pirl.files import write_file
 from pirl.processes import handle_stops
-from pirl.run_files import saved_steps
+from pirl.run_files import RunFiles, saved_steps
+from pirl.training.distributed import SharedRequest
 
 logger = logging.getLogger(__name__)
 
-# Bad batches that are kept: the first ones, which are nearest to the cause.
+# Bad batches that are kept: the first ones, nearest to the cause.
 MAX_RECORDED = 10
-# Updates in a row with Q beyond the returns in the data: one is a matter of the batch.
+# Updates in a row with a mean of Q beyond the returns in the data.
 _PATIENCE = 50
+# Iterations in a row that have to be slow, and that come before any is judged.
+_SLOW_ITERATIONS = 3
+# Iterations after which the best success is compared with.
+_WARM_UP = 2
 
 AgentT = TypeVar("AgentT")
 BatchT = TypeVar("BatchT")
@@ -59,8 +64,20 @@ def _watched(metrics: Mapping[str, Any]) -> dict[str, Any]:
     return {name: jnp.isfinite(metrics[name]) | ((name == "grad_norm/policy") & ~moves) for name in names}
 
 
-class Health:
-    """Counts skipped updates, keeps their batches, and stops the run after `max_skipped` in a row.
+class Interrupted(Exception):  # noqa: N818
+    """A stop was requested during rollouts: they count for nothing, and are made again after --resume."""
+
+
+class Diverged(TrainingError):  # noqa: N818
+    """A run should go back to an earlier checkpoint, or end where it cannot. `explanation`: what to say then."""
+
+    def __init__(self, reason: str, explanation: str | None = None) -> None:
+        super().__init__(explanation or reason)
+        self.reason, self.explanation = reason, explanation
+
+
+class UpdateGuard:
+    """Counts skipped updates, keeps their batches, and raises after `max_skipped` in a row.
 
     A skipped update changes nothing, so whatever was saved is good; but many in a row will not end by themselves.
     """
@@ -68,48 +85,43 @@ class Health:
     def __init__(
         self,
         config: HealthConfig,
-        bad_batches: Path,
-        states: Path,
-        settle: Callable[[], None] = lambda: None,
+        run: RunFiles,
+        wait_for_checkpoints: Callable[[], None] = lambda: None,
         returns: tuple[float, float] | None = None,
     ):
-        """`settle` waits until what is being saved has been saved; `returns` is the range of returns in the data."""
-        self._config = config
-        self._returns = returns
-        self._beyond = 0
-        self._settle = settle
-        self._bad_batches = bad_batches
-        self._states = states
+        """`returns` is the range of discounted returns in the data."""
+        self._config, self._run, self._returns = config, run, returns
+        self._wait_for_checkpoints = wait_for_checkpoints
         self._waiting: deque[tuple[int, Mapping[str, Any], Any]] = deque()
+        self._beyond = 0
         self.skipped = 0
         self.in_a_row = 0
 
     def check(self, step: int, metrics: Mapping[str, Any], batch: Any) -> None:
-        """Take what a guarded update returned, and look at the one before, so that the device always has work.
+        """Take the result of a guarded update and check the one before, so that the device always has work.
 
-        Where several updates were compiled into one, metrics and batch have them along their first axis, and `step` is
-        that of the last.
+        Of several updates compiled into one, metrics and batch have them along their first axis, and `step` is the last.
         """
         self._waiting.append((step, metrics, batch))
         if len(self._waiting) > 1:
-            self._look(*self._waiting.popleft())
+            self._check(*self._waiting.popleft())
 
     def finish(self) -> None:
-        """Look at what has not been looked at."""
+        """Check the remaining updates."""
         while self._waiting:
-            self._look(*self._waiting.popleft())
+            self._check(*self._waiting.popleft())
 
     def state(self) -> dict[str, int]:
-        """The counts, for a checkpoint."""
+        """The counts, after checking the remaining updates."""
         self.finish()
         return {"skipped": self.skipped, "in_a_row": self.in_a_row, "beyond": self._beyond}
 
-    def restore(self, state: Mapping[str, int]) -> None:
-        """Go on from the counts of a checkpoint."""
+    def load_state(self, state: Mapping[str, int]) -> None:
+        """Go on from saved counts."""
         self._waiting.clear()
         self.skipped, self.in_a_row, self._beyond = state["skipped"], state["in_a_row"], state["beyond"]
 
-    def _look(self, step: int, metrics: Mapping[str, Any], batch: Any) -> None:
+    def _check(self, step: int, metrics: Mapping[str, Any], batch: Any) -> None:
         flags = np.asarray(metrics["skipped"])
         first = step - flags.size + 1
         self._check_values(step, metrics.get("critic/q_mean"))
@@ -122,8 +134,9 @@ class Health:
             values = {name: float(np.asarray(value)[index]) for name, value in metrics.items()}
             self._record(first + sum(index), values, jax.tree.map(lambda leaf, at=index: leaf[at], batch))
             if self.in_a_row >= self._config.max_skipped:
-                self._settle()
-                raise TrainingError(self._explain(first + sum(index), values))
+                self._wait_for_checkpoints()
+                reason = f"{self._config.max_skipped} updates in a row were skipped"
+                raise Diverged(reason, self._explain(first + sum(index), values))
 
     def _check_values(self, step: int, q_mean: Any) -> None:
         """Stop where the mean of Q has been beyond all returns in the data for a while."""
@@ -134,7 +147,7 @@ class Health:
         for value in np.ravel(np.asarray(q_mean)):
             self._beyond = self._beyond + 1 if value < low - margin or value > high + margin else 0
             if self._beyond >= _PATIENCE and margin > 0:
-                self._settle()
+                self._wait_for_checkpoints()
                 raise TrainingError(
                     f"the mean of Q is {value:.4g} at step {step}, and returns in the data are {low:.4g} to "
                     f"{high:.4g}: the critics believe in values that nobody has ever seen. Use --agent.target expectile "
@@ -143,9 +156,9 @@ class Health:
                 )
 
     def _record(self, step: int, metrics: dict[str, float], batch: Any) -> None:
-        """Write the batch, and what is odd about it, unless there are enough already."""
-        path = self._bad_batches / f"{step:08d}.npz"
-        if not path.exists() and len(list(self._bad_batches.glob("*.npz"))) >= MAX_RECORDED:
+        """Write the batch and its statistics, unless there are enough already."""
+        path = self._run.bad_batches / f"{step:08d}.npz"
+        if not path.exists() and len(list(self._run.bad_batches.glob("*.npz"))) >= MAX_RECORDED:
             return
         leaves = {
             jax.tree_util.keystr(where, simple=True, separator="/"): _as_numpy(leaf)
@@ -173,11 +186,11 @@ class Health:
         return ", ".join(odd) or limit
 
     def _explain(self, step: int, metrics: Mapping[str, float]) -> str:
-        saved = saved_steps(self._states)
-        state = f"The last good state is {self._states / str(saved[-1])}" if saved else "No state was saved yet"
+        saved = saved_steps(self._run.states)
+        state = f"The last good state is {self._run.states / str(saved[-1])}" if saved else "No state was saved yet"
         return (
             f"training stopped at step {step}: {self.in_a_row} updates in a row were skipped (in the last, "
-            f"{self._reason(metrics)}). {state}. The batches are in {self._bad_batches}, each with a JSON file that "
+            f"{self._reason(metrics)}). {state}. The batches are in {self._run.bad_batches}, each with a JSON file that "
             "counts its values that are not finite: if there are any, check the dataset (`pirl data check`). If not, "
             "try a lower learning rate, a longer warm-up or a smaller clip_norm."
         )
@@ -200,6 +213,76 @@ def _describe(array: np.ndarray) -> dict[str, Any]:
     }
 
 
+class RolloutMonitor:
+    """Compares the success, drift and speed of RIPT's iterations with earlier ones of the same run."""
+
+    def __init__(self, config: HealthConfig, say: Callable[[str], None] = lambda text: None) -> None:
+        self._config, self._say = config, say
+        self._best, self._seen = 0.0, 0
+        # Measured by the clock, so not part of a checkpoint.
+        self._speeds: list[float] = []
+        self._slow = 0
+        self.good_step = 0
+        """The last step whose policy rolled out well."""
+
+    def after_rollouts(self, step: int, success: float | None, speed: float | None) -> None:
+        """Judge the policy by its rollouts, before it learns from them, and their speed."""
+        slow = self._judge_speed(speed)
+        if success is not None and math.isfinite(success):
+            if self._seen >= _WARM_UP and success < self._config.min_success_ratio * self._best:
+                self._respond(
+                    f"success has collapsed: {100 * success:.1f} % of the attempts, after {100 * self._best:.1f} % in "
+                    f"the best iteration (health.min_success_ratio = {self._config.min_success_ratio:g})"
+                )
+                return
+            self._best, self._seen = max(self._best, success), self._seen + 1
+        if slow is not None:
+            self._respond(slow, can_go_back=False)
+        if success is not None:
+            self.good_step = step
+
+    def after_updates(self, drift: float | None) -> None:
+        """Judge how far the policy has moved."""
+        limit = self._config.max_drift
+        if drift is None or (math.isfinite(drift) and (limit is None or drift <= limit)):
+            return
+        of = "" if limit is None else f", beyond health.max_drift = {limit:g}"
+        self._respond(f"the policy has drifted by {drift:.4g} from where it began{of}")
+
+    def _respond(self, reason: str, *, can_go_back: bool = True) -> None:
+        """Warn, or raise `Diverged`, as configured."""
+        action = self._config.action
+        if action == "warn" or (action == "rollback" and not can_go_back):
+            self._say(f"warning: {reason}.")
+        else:
+            raise Diverged(reason)
+
+    def _judge_speed(self, speed: float | None) -> str | None:
+        ratio = self._config.min_speed_ratio
+        if speed is None or not ratio:
+            return None
+        is_slow = len(self._speeds) >= _SLOW_ITERATIONS and speed < ratio * median(self._speeds)
+        self._slow = self._slow + 1 if is_slow else 0
+        if not is_slow:
+            self._speeds.append(speed)
+        if self._slow < _SLOW_ITERATIONS:
+            return None
+        self._slow = 0
+        return (
+            f"rollouts have become slow: {speed:.0f} environment steps per second, where {median(self._speeds):.0f} are "
+            f"usual (health.min_speed_ratio = {ratio:g})"
+        )
+
+    def state(self) -> dict[str, Any]:
+        """The best success, and the last good step."""
+        return {"best": self._best, "seen": self._seen, "good_step": self.good_step}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Go on from a saved state."""
+        self._best, self._seen = float(state["best"]), int(state["seen"])
+        self.good_step = int(state["good_step"])
+
+
 class EarlyStopping:
     """Says when a measurement has not improved by more than `min_delta` for `patience` times."""
 
@@ -208,49 +291,58 @@ class EarlyStopping:
         self._best: float | None = None
         self._waited = 0
 
-    def update(self, value: float) -> bool:
-        """Take a measurement: should the run end? NaN is no improvement."""
+    def update(self, metrics: Mapping[str, float | int]) -> None:
+        """Take a measurement, if it is among the metrics. NaN is no improvement."""
+        name = self._config.metric
+        if name is None or name not in metrics:
+            return
+        value = float(metrics[name])
         sign = 1 if self._config.mode == "max" else -1
         gain = math.inf if self._best is None else sign * (value - self._best)
         if gain > self._config.min_delta and not math.isnan(value):
             self._best, self._waited = value, 0
         else:
             self._waited += 1
-        return self.is_over
 
     @property
-    def is_over(self) -> bool:
-        """Whether it has not improved for too long."""
+    def done(self) -> bool:
+        """Whether the metric has not improved for too long."""
         return self._config.metric is not None and self._waited >= self._config.patience
 
     def state(self) -> dict[str, Any]:
-        """The best value and how often it was not beaten, for a checkpoint."""
+        """The best value, and how many measurements did not improve on it."""
         return {"best": self._best, "waited": self._waited, "metric": self._config.metric, "mode": self._config.mode}
 
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from a checkpoint; where something else was measured then, from the beginning."""
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Go on from a saved state, unless another metric was watched then."""
         now = self.state()
-        if all(state.get(name, now[name]) == now[name] for name in ("metric", "mode")):
+        if all(state[name] == now[name] for name in ("metric", "mode")):
             self._best, self._waited = state["best"], state["waited"]
 
 
 class StopSignal:
     """While it is open, SIGTERM, a hang-up and Ctrl-C ask the run to end after this step; Ctrl-C again ends it at once.
 
-    A hang-up that is ignored (nohup) stays so.
-
-    `tell` is called with what to show meanwhile, from within the signal handler: it should only take note.
+    A hang-up that is ignored (nohup) stays so. `notify` shows a note; it is called from within the signal handler.
     """
 
-    def __init__(self, tell: Callable[[str], None] | None = None):
-        self._tell = tell
+    def __init__(self, notify: Callable[[str], None] | None = None):
+        self._notify = notify
+        self._request = SharedRequest()
         self._before: dict[int, Any] = {}
         self.received: signal.Signals | None = None
 
     @property
     def requested(self) -> bool:
-        """Whether the run should save and end."""
+        """Whether this process was asked to save and end."""
         return self.received is not None
+
+    def agreed(self) -> bool:
+        """Whether to save and end now; the same in all processes, which call it at the same steps."""
+        received = self._request.poll(self.received)
+        if received is not None:
+            self.received = signal.Signals(received)
+        return received is not None
 
     @property
     def exit_code(self) -> int:
@@ -271,5 +363,5 @@ class StopSignal:
         if self.requested and number == signal.SIGINT:
             raise KeyboardInterrupt
         self.received = self.received or signal.Signals(number)
-        if self._tell is not None:
-            self._tell("stopping after this step; Ctrl-C again ends at once")
+        if self._notify is not None:
+            self._notify("stopping after this step; Ctrl-C again ends at once")

@@ -40,14 +40,15 @@ class MetricsLog:
     ):
         """Begin, or go on from a `position()`: what was written after it is cut off."""
         self._run, self._config, self._hyperparameters = run, config, hyperparameters or {}
-        self._open(resume_at or {"metrics": 0, "timing": 0, "sums": {}, "counters": {}})
+        self._open(resume_at)
 
-    def rewind(self, position: Mapping[str, Any]) -> None:
+    def rewind(self, position: Mapping[str, Any] | None) -> None:
         """Go back to a `position()`, as a run does that goes on from an earlier checkpoint."""
         self.close()
         self._open(position)
 
-    def _open(self, position: Mapping[str, Any]) -> None:
+    def _open(self, position: Mapping[str, Any] | None) -> None:
+        position = position or {"metrics": 0, "timing": 0, "sums": {}, "counters": {}}
         files = RunFiles(self._run)
         self._metrics = JsonLines(files.metrics_file, position["metrics"])
         self._timing = JsonLines(files.timing_file, position["timing"])

@@ -1,7 +1,5 @@
 """Going back to an earlier checkpoint when practice has gone astray: whether it may be, to which, and what to say."""
 
-from typing import Any
-
 from pirl.config import RLTrainConfig
 from pirl.errors import TrainingError
 from pirl.training.checkpoints import Checkpoints
@@ -15,7 +13,7 @@ class Rollbacks:
         self._config, self._run, self._checkpoints = config, run, checkpoints
 
     def __len__(self) -> int:
-        return len(self._made)
+        return len(self._run.rollbacks)
 
     def candidates(self, good_step: int) -> list[int]:
         """The checkpoints of policies that were fine, to one of which the run may go back."""
@@ -28,7 +26,7 @@ class Rollbacks:
         """The run goes back to a checkpoint, which can be read: it is the newest of all from now on."""
         # In this order: a process that dies in between goes back to that checkpoint, and comes here again.
         self._checkpoints.discard_after(good_step)
-        self._run.note(rollbacks=[*self._made, {"from": step, "to": good_step, "reason": reason}])
+        self._run.note(rollbacks=[*self._run.rollbacks, {"from": step, "to": good_step, "reason": reason}])
 
     def give_up(self, step: int, reason: str) -> TrainingError:
         """What to say where the run cannot go back, or has often enough."""
@@ -39,7 +37,3 @@ class Rollbacks:
             "kept. Try a lower learning rate, fewer epochs per iteration (agent.num_epochs), or demonstrations mixed in "
             "(agent.bc_loss_weight)."
         )
-
-    @property
-    def _made(self) -> list[Any]:
-        return list(self._run.metadata.get("rollbacks", []))

@@ -118,6 +118,11 @@ class RunDirectory(RunFiles):
         """What metadata.json says."""
         return dict(self._metadata)
 
+    @property
+    def rollbacks(self) -> list[dict[str, Any]]:
+        """How often the run went back to an earlier checkpoint: from and to which step, and why."""
+        return list(self._metadata.get("rollbacks", []))
+
     def note(self, **facts: Any) -> None:
         """Add facts to metadata.json, or correct them."""
         with writing("the run's metadata", self.path, _ADVICE):

@@ -18,10 +18,10 @@ from pirl.errors import ConfigError, DataError, EnvError, TrainingError, UserErr
 from pirl.interop import open_checkpoint
 from pirl.run_files import RunFiles
 from pirl.training.acting import StoppablePlanner
-from pirl.training.health import Health
-from pirl.training.online import OnlinePractice
+from pirl.training.health import UpdateGuard
 from pirl.training.setup import data_identity, refuse_other_data, set_up
-from pirl.training.trainer import train
+from pirl.training.streams import OnlineStream
+from pirl.training.train import train
 from python_path import python_path
 
 pytestmark = pytest.mark.usefixtures("toy")
@@ -79,15 +79,15 @@ def test_online_only_needs_no_dataset_and_survives_crashing_environments(configu
 
 
 def test_where_all_practice_is_lost_the_run_ends_with_the_reason(configure, tmp_path, monkeypatch):
-    from pirl.training import online
+    from pirl.training import streams
 
     def lose(*arguments, **options):
-        for rollout in online_roll_out(*arguments, **options):
+        for rollout in original(*arguments, **options):
             yield dataclasses.replace(rollout, lost="the floor gave way")
 
-    online_roll_out = online.roll_out
-    monkeypatch.setattr(online, "roll_out", lose)
-    with pytest.raises(EnvError, match="all episodes of 3 rounds of practice were lost.*the floor gave way"):
+    original = streams.roll_out
+    monkeypatch.setattr(streams, "roll_out", lose)
+    with pytest.raises(EnvError, match="all episodes of 3 rounds were lost.*the floor gave way"):
         train(configure(steps=2, evaluation__every=0, checkpoints__best_metric=None), exp_name="run")
     assert values_of(tmp_path / "run", "online/lost") == {2: 4.0}
 
@@ -138,17 +138,17 @@ def test_more_offline_steps_after_practice_are_all_made(configure, tmp_path):
     train(configure(**changes, steps=7), exp_name="run", resume=True)
     assert max(values_of(tmp_path / "run", "loss")) == 7 + online
     state = json.loads((tmp_path / "run" / "checkpoints" / "state" / str(7 + online) / "state.json").read_text())
-    assert state["host"]["sampler"]["step"] == 7, "the data goes on where it was"
+    assert state["host"]["parts"]["stream"]["OfflineStream"]["sampler"]["step"] == 7, "the data goes on where it was"
 
 
 def test_nothing_is_prepared_for_offline_updates_when_they_are_made(configure, monkeypatch):
-    names, collect = [], OnlinePractice.collect
+    names, collect = [], OnlineStream.collect
 
     def look(self, *given):
         names.append({thread.name for thread in threading.enumerate()})
         return collect(self, *given)
 
-    monkeypatch.setattr(OnlinePractice, "collect", look)
+    monkeypatch.setattr(OnlineStream, "collect", look)
     changes = {"evaluation__every": 0, "checkpoints__best_metric": None, "data__prefetch": 2}
     train(configure(**changes, steps=3), exp_name="run")
     assert names
@@ -243,7 +243,7 @@ def test_a_run_that_could_not_begin_leaves_its_name_free(configure, tmp_path):
 def test_a_run_does_not_go_on_with_another_dataset(configure, tmp_path, monkeypatch):
     train(configure(steps=4, checkpoints__every=2, **PLAIN), exp_name="run")
     other = {"episodes": 20, "frames": 1, "content": "another"}
-    monkeypatch.setattr("pirl.training.trainer.data_identity", lambda setup: other)
+    monkeypatch.setattr("pirl.training.train.data_identity", lambda setup: other)
     before = [(tmp_path / "run" / name).read_bytes() for name in ("config.yaml", "metadata.json")]
     with pytest.raises(DataError, match="not the dataset that this run began with: it had 20 episodes"):
         train(configure(steps=6, checkpoints__every=2, **PLAIN), exp_name="run", resume=True)
@@ -259,7 +259,7 @@ def test_where_an_evaluation_fails_what_was_learned_is_saved_and_the_evaluation_
     config = configure(steps=6, evaluation__every=5, checkpoints__best_metric=None, online__env_steps=0)
     train(config, exp_name="reference")
     with monkeypatch.context() as broken:
-        broken.setattr("pirl.training.trainer.measure_success_once", fail)
+        broken.setattr("pirl.training.measure.measure_success", fail)
         with pytest.raises(EnvError, match="were lost"):
             train(config, exp_name="run")
     assert read_state(tmp_path / "run", 5)
@@ -330,13 +330,13 @@ def test_the_identity_of_data_follows_its_values(configure):
 
 
 def test_the_time_in_which_the_device_computes_is_that_of_the_updates(configure, tmp_path, monkeypatch):
-    look, wait = Health.check, 0.05
+    look, wait = UpdateGuard.check, 0.05
 
     def look_when_the_device_is_done(self, *given):
         time.sleep(wait)
         look(self, *given)
 
-    monkeypatch.setattr(Health, "check", look_when_the_device_is_done)
+    monkeypatch.setattr(UpdateGuard, "check", look_when_the_device_is_done)
     train(configure(**PLAIN, steps=4, logging__every=2), exp_name="run")
     timing = [json.loads(line) for line in (tmp_path / "run" / "timing.jsonl").read_text().splitlines()]
     updates = [record["seconds/update"] for record in timing if "seconds/update" in record]

@@ -1,7 +1,8 @@
-"""How good a learner is: its losses on what was held out, and its success in the environment."""
+"""What is measured during a run and when: losses on held-out episodes, success in the environment."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -15,16 +16,91 @@ from pirl.envs.evaluation import evaluate
 from pirl.envs.pools import EnvPool
 from pirl.envs.rollouts import make_starts
 from pirl.envs.video import write_films
+from pirl.errors import EnvError
 from pirl.files import write_file
+from pirl.run_files import RunFiles
 from pirl.training.acting import StoppablePlanner, acting_copy, evaluated_planner
-from pirl.training.exchange import Exchange
-from pirl.training.run import RunDirectory
+from pirl.training.distributed import broadcast
+from pirl.training.health import StopSignal
+from pirl.training.logging import RunLog
 from pirl.training.setup import Setup
+from pirl.training.streams import TrainState
 from pirl.training.writers import Number
 
 
+@dataclass
+class Hook:
+    """Calls `run` when another multiple of `every` has been passed, and remembers when it did so last."""
+
+    every: int
+    run: Callable[[TrainState], None]
+    by_updates: bool = False
+    """Count updates, also where progress is counted in iterations."""
+    last: int = 0
+    step: int = 0
+
+    def is_due(self, state: TrainState) -> bool:
+        """Whether a multiple lies between the last call and now."""
+        return self.every > 0 and self._count(state) // self.every > self.last // self.every
+
+    def __call__(self, state: TrainState) -> None:
+        """Call `run` if it is due."""
+        if self.is_due(state):
+            self.fire(state)
+
+    def fire(self, state: TrainState) -> None:
+        """Call `run`; if that is interrupted, it remains due."""
+        self.run(state)
+        self.last, self.step = self._count(state), state.step
+
+    def _count(self, state: TrainState) -> int:
+        return state.step if self.by_updates else state.progress
+
+    def state(self) -> dict[str, int]:
+        """When it was called last."""
+        return {"last": self.last, "step": self.step}
+
+    def load_state(self, state: Mapping[str, int]) -> None:
+        """Go on from a saved state."""
+        self.last, self.step = state["last"], state["step"]
+
+
+def validate_agent(setup: Setup, log: RunLog, validate: Any, state: TrainState) -> None:
+    """Measure the losses on held-out episodes, by the compiled `validate`."""
+    with log.activity("evaluation", "validating", compiles="the validation"):
+        values = measure_losses(setup, validate, state.agent)
+    log.measure(state.step, state.progress, values)
+
+
+def evaluate_agent(
+    setup: Setup,
+    pool: EnvPool | None,
+    run: RunFiles,
+    log: RunLog,
+    stop: StopSignal,
+    save: Callable[[TrainState], None],
+    state: TrainState,
+) -> None:
+    """Measure success in the main process. Raises `Interrupted` if it is stopped, where it is the only one."""
+    is_alone, agent = jax.process_count() == 1, acting_copy(state.agent)
+
+    def measure() -> tuple[dict[str, Number], str]:
+        assert pool is not None
+        return measure_success(setup, agent, pool, run, state.step, lambda: is_alone and stop.requested)
+
+    with log.activity("evaluation", "evaluating", compiles="acting"):
+        try:
+            values, summary = broadcast(measure)
+        except EnvError:
+            if is_alone:
+                save(state)  # what was learned is kept until the environment works again
+            raise
+    log.say(f"step {state.step}: {summary}")
+    log.measure(state.step, state.progress, values)
+
+
 def measure_losses(setup: Setup, validate: Any, agent: Agent) -> dict[str, Number]:
-    """The means over batches of held-out episodes, given the compiled validation, and training episodes minus these."""
+    """Means over batches of held-out episodes, by the compiled `validate`; and training episodes minus these."""
     held_out = _validate(setup, validate, agent, held_out=True)
     compared = [name for name in GAPS if name in held_out]
     learned = _validate(setup, validate, agent, held_out=False) if compared else {}
@@ -36,7 +112,7 @@ def _validate(setup: Setup, validate: Any, agent: Agent, *, held_out: bool) -> d
     config = setup.config
     sampler = setup.sampler([setup.source(config.seed, held_out=held_out)])
     found: list[Metrics] = []
-    # The same batches and noise every time, so that only the learner makes a difference.
+    # The same batches and noise every time.
     with Loader(sampler, sharding=setup.batch_sharding(), prefetch=0) as loader:
         for number in range(config.validation_batches):
             key = jax.random.fold_in(jax.random.key(config.seed + 1), number)
@@ -51,36 +127,15 @@ def _mean(values: list[Any]) -> float:
     return float(np.mean(measured)) if measured else float("nan")
 
 
-def measure_success_once(
-    setup: Setup,
-    agent: Agent,
-    pool: EnvPool | None,
-    run: RunDirectory,
-    step: int,
-    line: Exchange,
-    is_stopped: Callable[[], bool] = lambda: False,
-) -> tuple[dict[str, Number], str]:
-    """The same for all hosts: the first one measures it, to the end if there are others."""
-    here = acting_copy(agent)
-    is_stopped = is_stopped if line.count == 1 else lambda: False
-
-    def measure() -> tuple[dict[str, Number], str]:
-        assert pool is not None
-        return measure_success(setup, here, pool, run, step, is_stopped)
-
-    values, summary = line.share(measure)
-    return values, summary
-
-
 def measure_success(
     setup: Setup,
     agent: Agent,
     pool: EnvPool,
-    run: RunDirectory,
+    run: RunFiles,
     step: int,
     is_stopped: Callable[[], bool] = lambda: False,
 ) -> tuple[dict[str, Number], str]:
-    """The success from the same starts as ever, and a sentence about it. Every episode is written into the run.
+    """The success from the same starts every time, and a sentence about it; every episode is written into the run.
 
     Raises `Interrupted` if it is stopped meanwhile; nothing is written then.
     """

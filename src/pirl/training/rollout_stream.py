@@ -1,16 +1,17 @@
-"""RIPT's iterations: attempts in groups, the updates that follow from how they differ, and what has come of it."""
+"""RIPT's stream: iterations of attempts in groups, the batches that follow from how they differ, and what came of it."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any
 
+import jax
 import numpy as np
 
-from pirl.agents.common import Agent
+from pirl.agents.common import Agent, Metrics
 from pirl.agents.config import RIPTConfig
 from pirl.agents.ript import RolloutBatch
-from pirl.data import DatasetSource, ReplayBuffer
+from pirl.data import ReplayBuffer
 from pirl.envs.base import Start
 from pirl.envs.curriculum import Curriculum
 from pirl.envs.groups import Group, GroupedRollouts, roll_out_groups
@@ -18,19 +19,22 @@ from pirl.envs.pools import EnvPool
 from pirl.envs.rollouts import Rollout, roll_out
 from pirl.errors import TrainingError
 from pirl.training.acting import StoppablePlanner, practice_planner
+from pirl.training.distributed import main_process_first
 from pirl.training.drift import DriftProbe
+from pirl.training.health import Interrupted, RolloutMonitor, UpdateGuard
 from pirl.training.iteration_table import header, row
-from pirl.training.practice import Interrupted, Told
+from pirl.training.logging import RunLog
 from pirl.training.rollout_batches import BatchPlan, Rows, cut_batch, group_advantages, plan_batches
 from pirl.training.rollout_records import Films, RolloutDataset
 from pirl.training.run import RunDirectory
 from pirl.training.setup import Setup
+from pirl.training.streams import Batch, CollectResult, TrainState, on_main_process
 from pirl.training.writers import Number
 
-# The header of the table comes again after so many rows.
+# Rows of the table after which its header is repeated.
 _ROWS_PER_HEADER = 20
-# After a roll-back everything is drawn anew: iterations then count from another multiple of this.
-_BRANCHES_APART = 1_000_000
+# After a rollback other initial states are drawn: iterations then count from another multiple of this.
+_BRANCH_OFFSET = 1_000_000
 
 
 @dataclass
@@ -40,28 +44,29 @@ class _Attempts:
     advantages: list[float] = field(default_factory=list)
     sizes: list[int] = field(default_factory=list)
     contexts: list[tuple[str, int]] = field(default_factory=list)
-    told: dict[str, Number] = field(default_factory=dict)
+    metrics: dict[str, Number] = field(default_factory=dict)
 
 
-class Iterations:
-    """The practice of RIPT. What an iteration learns from is in the replay buffer until the next one begins."""
+class RolloutStream:
+    """RIPT's batches. The replay buffer holds what an iteration learns from until the next one begins."""
 
     def __init__(
         self,
         setup: Setup,
+        run: RunDirectory,
+        log: RunLog,
+        guard: UpdateGuard,
+        monitor: RolloutMonitor,
         pool: EnvPool | None,
         replay: ReplayBuffer,
-        run: RunDirectory,
-        demonstrations: DatasetSource | None = None,
-        branch: Callable[[], int] = lambda: 0,
+        is_stopped: Callable[[], bool] = lambda: False,
     ) -> None:
-        """`branch` says how often the run has been rolled back: each time it goes on with other rollouts.
-
-        Without environments it is another host that collects.
-        """
+        """Only the main process has environments."""
         assert isinstance(setup.config.agent, RIPTConfig)
         self._setup, self._agent_config, self._config = setup, setup.config.agent, setup.config.rollout
-        self._replay, self._demonstrations, self._branch = replay, demonstrations, branch
+        self._run, self._log, self._guard, self._monitor = run, log, guard, monitor
+        self._replay, self._is_stopped = replay, is_stopped
+        self._demonstrations = setup.source(setup.config.seed) if self._agent_config.bc_loss_weight > 0 else None
         self._pool: Any = pool
         self._curriculum: Any = None
         self._dataset = self._films = None
@@ -73,34 +78,63 @@ class Iterations:
         self._counts = {"rounds": 0, "barren": 0, "env_steps": 0, "episodes": 0, "lost": 0, "updates": 0, "made": 0}
         self._attempts = _Attempts()
         self._plan: BatchPlan | None = None
-        self._rows_shown = 0
-        # Only what is shown of the round under way; a resumed run shows it without.
+        # Only for the table; a resumed run shows it without.
         self._timing: dict[str, float] = {}
+        self._losses: list[jax.Array] = []
+        self._rows_shown = 0
 
-    # --- what the trainer asks ------------------------------------------------------------------------------------
+    # --- what the loop asks ---------------------------------------------------------------------------------------
 
     @property
-    def owes_updates(self) -> bool:
+    def is_within_iteration(self) -> bool:
         """Whether this iteration has batches left."""
         return self._counts["made"] < (0 if self._plan is None else len(self._plan))
 
     @property
-    def is_over(self) -> bool:
-        """Whether all iterations have come to their end, or too many in a row had nothing to learn from."""
+    def done(self) -> bool:
+        """Whether all iterations have ended, or too many in a row had nothing to learn from."""
         is_barren = self._counts["barren"] >= self._config.max_barren
         return is_barren or self._counts["rounds"] >= self._config.iterations
 
     @property
-    def updates(self) -> int:
-        """Updates made so far, or at least given their batches."""
-        return self._counts["updates"]
-
-    @property
-    def rounds(self) -> int:
-        """Iterations that have come to their end."""
+    def progress(self) -> int:
+        """Iterations that have ended."""
         return self._counts["rounds"]
 
-    def collect(self, agent: Agent, is_stopped: Callable[[], bool] = lambda: False) -> Told:
+    def next(self, state: TrainState) -> Batch | None:
+        """The next batch, after rollouts if the last iteration has ended."""
+        if not self.is_within_iteration:
+            with self._log.activity("rollout", "collecting", compiles="acting"):
+                result = on_main_process(self, state.agent, self.collect)
+            self._losses = []
+            self._log.record(state.step, self.progress, result)
+            success, speed = result.metrics.get("rollout/success"), result.timing.get("env_steps_per_second")
+            self._monitor.after_rollouts(state.step, success, speed)
+            if not self.is_within_iteration:
+                return None
+        with self._log.activity("data"):
+            return Batch(self._setup.place([self.draw()]))
+
+    def draw(self) -> RolloutBatch:
+        """This process's share of the next batch."""
+        self._counts["made"] += 1
+        self._counts["updates"] += 1
+        return self._batch(self._counts["made"] - 1, self._counts["updates"] - 1, self._setup.share)
+
+    def after_update(self, state: TrainState, info: Metrics) -> None:
+        """When an iteration ends: how far the policy has moved, and how it does now where it has learned."""
+        self._losses.append(info["loss"])
+        if self.is_within_iteration:
+            return
+        with self._log.activity("update"):
+            self._guard.finish()  # so that no update of this iteration comes to light in the next one
+        with self._log.activity("rollout", "re-evaluating"):
+            loss = float(np.mean(jax.device_get(self._losses)))
+            result = on_main_process(self, state.agent, lambda agent: self._conclude(agent, loss))
+        self._log.record(state.step, self.progress, result)
+        self._monitor.after_updates(result.metrics.get("rollout/drift"))
+
+    def collect(self, agent: Agent) -> CollectResult:
         """Try initial states until there are enough groups of mixed outcomes, or the budget is spent."""
         config, number = self._config, self._counts["rounds"] + 1
         recorded = None if self._dataset is None else self._dataset.episodes
@@ -116,8 +150,8 @@ class Iterations:
         try:
             found = roll_out_groups(
                 self._pool,
-                StoppablePlanner(planner, is_stopped),
-                self._curriculum.contexts(number + self._branch() * _BRANCHES_APART),
+                StoppablePlanner(planner, self._is_stopped),
+                self._curriculum.contexts(number + self._branch * _BRANCH_OFFSET),
                 attempts=config.attempts,
                 groups=config.groups,
                 budget=config.budget,
@@ -130,9 +164,9 @@ class Iterations:
             raise
         if films is not None:
             films.write(f"iteration-{number:04d}")
-        lines = [*self._hold(found), *_losses(found)]
+        lines = [*self._hold(found), *_lost_attempts(found)]
         self._counts["barren"] = 0 if self._attempts.sizes else self._counts["barren"] + 1
-        lines += self._end_of_barrenness(found)
+        lines += self._explain_barren(found)
         self._timing = {
             "env_steps_per_second": found.env_steps / max(found.seconds, 1e-9),
             "policy_ms": 1000 * found.policy_seconds / max(found.plans, 1),
@@ -141,77 +175,71 @@ class Iterations:
             self._counts["rounds"] += 1
         else:
             self._probe.take(agent, self._first_batch())
-        return Told(self._attempts.told, self._timing, lines)
+        return CollectResult(self._attempts.metrics, self._timing, lines)
 
-    def batches(self) -> list[RolloutBatch]:
-        """The next batch."""
-        self._counts["made"] += 1
-        self._counts["updates"] += 1
-        return [self._batch(self._counts["made"] - 1, self._counts["updates"] - 1, self._setup.share)]
-
-    def conclude(self, agent: Agent, loss: float | None) -> Told:
-        """How far the policy has moved from where it began, and how it does now where it has learned."""
+    def _conclude(self, agent: Agent, loss: float) -> CollectResult:
         self._counts["rounds"] += 1
-        told: dict[str, Number] = {"rollout/drift": self._probe.measure(agent, self._first_batch())}
+        metrics: dict[str, Number] = {"rollout/drift": self._probe.measure(agent, self._first_batch())}
         if self._config.recheck:
-            told["rollout/success_after"] = self._recheck(agent)
-            told |= {f"rollout/{name}": self._counts[name] for name in ("env_steps", "lost")}
-        shown = {**self._attempts.told, **told, **self._timing}
-        lines = [row(self._counts["rounds"], shown, loss)]
+            metrics["rollout/success_after"] = self._recheck(agent)
+            metrics |= {f"rollout/{name}": self._counts[name] for name in ("env_steps", "lost")}
+        lines = [row(self._counts["rounds"], {**self._attempts.metrics, **metrics, **self._timing}, loss)]
         if self._rows_shown % _ROWS_PER_HEADER == 0:
             lines.insert(0, header())
         self._rows_shown += 1
-        self._let_go()
-        return Told(told, lines=lines)
+        self._clear()
+        return CollectResult(metrics, lines=lines)
 
     def close(self) -> None:
-        """Finish what was written."""
+        """Complete the dataset of rollouts."""
         if self._dataset is not None:
             self._dataset.close()
 
     def state(self) -> dict[str, Any]:
-        """For a checkpoint."""
-        return self._described(self._replay.state())
+        """The counts, the attempts, and which episodes the replay buffer holds."""
+        return self._state(self._replay.state())
 
-    def shown(self) -> dict[str, Any]:
-        """For other hosts."""
-        return self._described(self._replay.held())
+    def shared_state(self) -> dict[str, Any]:
+        """The same for the other processes, which is not kept for later."""
+        return self._state(self._replay.held())
 
-    def _described(self, replay: dict[str, int]) -> dict[str, Any]:
-        attempts = self._attempts
+    def _state(self, replay: dict[str, int]) -> dict[str, Any]:
         return {
             "counts": dict(self._counts),
             "replay": replay,
             "curriculum": None if self._curriculum is None else self._curriculum.state(),
-            "branch": self._branch(),
+            "branch": self._branch,
             "dataset": None if self._dataset is None else self._dataset.episodes,
-            "attempts": {
-                "advantages": attempts.advantages,
-                "sizes": attempts.sizes,
-                "contexts": attempts.contexts,
-                "told": attempts.told,
-            },
+            "attempts": dict(vars(self._attempts)),
         }
 
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from a checkpoint, within an iteration too."""
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Go on from a saved state, within an iteration too."""
+        main_process_first(lambda: self.take_over(state))
+
+    def take_over(self, state: Mapping[str, Any]) -> None:
+        """Go on from a state, in this process alone."""
         self._counts = {name: int(value) for name, value in state["counts"].items()}
         self._replay.restore(state["replay"])
         if self._curriculum is not None:
             self._curriculum.restore(state["curriculum"])
         if self._dataset is not None:
-            # Other attempts follow where the run has gone back since, or has not written them so far.
-            is_repeated = state["branch"] == self._branch()
+            # After a rollback, or where none was written so far, other attempts follow.
+            is_repeated = state["branch"] == self._branch
             self._dataset.go_on_after(state["dataset"] if is_repeated else None)
-        self._attempts = _Attempts(
-            **{**state["attempts"], "contexts": [tuple(c) for c in state["attempts"]["contexts"]]}
-        )
+        attempts = state["attempts"]
+        self._attempts = _Attempts(**{**attempts, "contexts": [tuple(each) for each in attempts["contexts"]]})
         self._plan = self._make_plan()
 
-    # --- what is learned from -------------------------------------------------------------------------------------
+    @property
+    def _branch(self) -> int:
+        """How often the run has gone back: each time it goes on with other rollouts."""
+        return len(self._run.rollbacks)
+
+    # --- batches --------------------------------------------------------------------------------------------------
 
     def _hold(self, found: GroupedRollouts) -> list[str]:
-        """Keep what there is to learn from, and remember what there is to tell; says what a person should know."""
+        """Keep what there is to learn from; returns lines for the display."""
         config, lines = self._config, []
         for group in (*found.kept, *found.dropped):
             if group.success_rate is not None:
@@ -227,7 +255,7 @@ class Iterations:
                 f"{found.tried} initial states were tried and {len(found.kept)} of {config.groups} groups found whose "
                 "attempts differ: the budget is spent, and the iteration continues with these (rollout.budget)."
             )
-        self._let_go()
+        self._clear()
         robot = self._setup.policy_io.robot
         for group in kept:
             for rollout in group.attempts:
@@ -238,30 +266,32 @@ class Iterations:
         self._counts["episodes"] += found.attempts
         self._counts["lost"] += len(found.lost)
         self._counts["made"] = 0
-        told: dict[str, Number] = {f"rollout/{name}": self._counts[name] for name in ("env_steps", "episodes", "lost")}
-        told |= {"rollout/contexts": found.tried, "rollout/groups": len(kept)}
-        told |= {f"curriculum/{name}": value for name, value in self._curriculum.summary().items()}
+        metrics: dict[str, Number] = {
+            f"rollout/{name}": self._counts[name] for name in ("env_steps", "episodes", "lost")
+        }
+        metrics |= {"rollout/contexts": found.tried, "rollout/groups": len(kept)}
+        metrics |= {f"curriculum/{name}": value for name, value in self._curriculum.summary().items()}
         if found.attempts:
-            told["rollout/success"] = found.successes / found.attempts
+            metrics["rollout/success"] = found.successes / found.attempts
         if kept:
-            told["rollout/success_kept"] = fmean(rollout.success for group in kept for rollout in group.attempts)
-            told["rollout/advantage_spread"] = float(np.std(advantages))
+            metrics["rollout/success_kept"] = fmean(rollout.success for group in kept for rollout in group.attempts)
+            metrics["rollout/advantage_spread"] = float(np.std(advantages))
         self._attempts = _Attempts(
             advantages=[float(value) for value in advantages],
             sizes=[len(group.attempts) for group in kept],
             contexts=[(group.context.task, group.context.seed) for group in kept],
-            told=told,
+            metrics=metrics,
         )
         self._plan = self._make_plan()
         return lines
 
-    def _let_go(self) -> None:
-        """Forget what was learned from: a checkpoint between iterations needs nothing of it."""
+    def _clear(self) -> None:
+        """A checkpoint between iterations needs nothing of what was learned from."""
         self._replay.clear()
         self._attempts, self._plan = _Attempts(), None
 
-    def _end_of_barrenness(self, found: GroupedRollouts) -> list[str]:
-        """What to say when there was nothing to learn from for so long that the run ends; an error if there never was."""
+    def _explain_barren(self, found: GroupedRollouts) -> list[str]:
+        """Why the run ends, if there was nothing to learn from for too long; an error if there never was."""
         if self._counts["barren"] < self._config.max_barren:
             return []
         rate = found.successes / max(1, found.attempts)
@@ -280,7 +310,7 @@ class Iterations:
         if not self._attempts.sizes:
             return None
         data = self._replay.trajectories
-        seed = (self._setup.config.seed, self._counts["rounds"], self._branch())
+        seed = (self._setup.config.seed, self._counts["rounds"], self._branch)
         return plan_batches(
             self._agent_config,
             data.ends - data.starts,
@@ -296,11 +326,11 @@ class Iterations:
         return np.array(self._attempts.advantages, np.float32)
 
     def _first_batch(self) -> RolloutBatch:
-        """The whole of it: what is looked at there, one host looks at."""
+        """The whole first batch: what is measured on it, one process measures."""
         return self._batch(0, 0, slice(0, self._setup.config.batch_size))
 
     def _batch(self, number: int, position: int, share: slice) -> RolloutBatch:
-        """The part of a batch that has these places in it."""
+        """These rows of a batch."""
         assert self._plan is not None
         setup, demonstrations = self._setup, None
         if self._demonstrations is not None:
@@ -319,7 +349,7 @@ class Iterations:
 
     def _recheck(self, agent: Agent) -> float:
         """The success of one more attempt at each of the states that were learned from."""
-        # Beyond the attempts that were made, so that chance has another say.
+        # Beyond the attempts that were made, for other noise.
         starts = [Start(task, seed, attempt=self._config.attempts) for task, seed in self._attempts.contexts]
         planner = practice_planner(agent, self._setup.policy_io, self._pool)
         steps = self._setup.config.evaluation.execute_steps
@@ -342,7 +372,7 @@ def _fitting(groups: tuple[Group, ...], capacity: int) -> list[Group]:
     return list(groups[: int(np.searchsorted(frames, capacity, side="right"))])
 
 
-def _losses(found: GroupedRollouts) -> list[str]:
+def _lost_attempts(found: GroupedRollouts) -> list[str]:
     if not found.lost:
         return []
     return [f"{len(found.lost)} attempts were lost and left out; the last: {found.lost[-1]}"]

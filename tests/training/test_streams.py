@@ -1,6 +1,7 @@
 """Practice: how much of each batch is prior data, what rewards are, which episodes count, how many updates are owed."""
 
 import dataclasses
+from types import SimpleNamespace
 
 import jax.numpy as jnp
 import numpy as np
@@ -18,9 +19,9 @@ from pirl.data.outcomes import OutcomeConfig, read_outcomes
 from pirl.envs.rollouts import make_starts
 from pirl.interop import NormStats, save_checkpoint
 from pirl.models import abstract_model, get_model_config, get_parameters
-from pirl.training.online import OnlinePractice
 from pirl.training.setup import set_up
-from pirl.training.trainer import train
+from pirl.training.streams import OnlineStream
+from pirl.training.train import train
 
 MODEL = dataclasses.replace(get_model_config("tiny_state"), action_dim=8, action_horizon=4, max_token_len=0)
 BLIND = dataclasses.replace(WALKER, cameras={})
@@ -30,7 +31,7 @@ SHAPE = ChunkShape(4, 4)
 @pytest.fixture
 def practise(tmp_path, monkeypatch, unchecked_signatures):
     """Practice in the corridor, which some seeds do not survive. Walkers stand for learners, and plan themselves."""
-    monkeypatch.setattr("pirl.training.online.practice_planner", lambda agent, *_: agent)
+    monkeypatch.setattr("pirl.training.streams.practice_planner", lambda agent, *_: agent)
 
     def make(loses=(), directory="replay", reward="sparse", **changes):
         online = dataclasses.replace(OnlineConfig(env_steps=50, episodes_per_round=4), **changes)
@@ -38,13 +39,13 @@ def practise(tmp_path, monkeypatch, unchecked_signatures):
         replay = ReplayBuffer(online.capacity, policy_io, directory=tmp_path / directory)
         sampler = ChunkSampler([replay], batch_size=4, shape=SHAPE)
         pool = CorridorPool(2, loses)
-        return (
-            OnlinePractice(
-                online, OutcomeConfig(reward=reward), pool, replay, sampler, policy_io=policy_io, execute_steps=4
-            ),
-            replay,
-            pool,
+        config = SimpleNamespace(
+            online=online,
+            evaluation=SimpleNamespace(execute_steps=4),
+            data=SimpleNamespace(outcomes=OutcomeConfig(reward=reward)),
         )
+        setup = SimpleNamespace(config=config, policy_io=policy_io)
+        return OnlineStream(setup, None, pool, replay, sampler), replay, pool
 
     return make
 
@@ -56,46 +57,46 @@ def seeds(pool, count, seed=1):
 def test_a_lost_episode_is_counted_and_not_learned_from(practise):
     _, _, pool = practise(directory="unused")
     lost = seeds(pool, 4)[1:3]
-    practice, replay, _ = practise(loses=lost)
-    told = practice.collect(Walker()).metrics
+    stream, replay, _ = practise(loses=lost)
+    told = stream.collect(Walker()).metrics
     assert (told["online/lost"], told["online/episodes"], replay.num_episodes) == (2, 2, 2)
     assert told["online/env_steps"] == len(replay)
     assert told["online/success"] == 1.0, "of those that came to an end"
 
 
 def test_every_round_begins_elsewhere_and_a_resumed_one_where_it_would_have(practise):
-    practice, replay, _ = practise()
-    practice.collect(Walker())
-    saved = practice.state()
-    first, one = replay.num_episodes, practice.collect(Walker()).metrics
+    stream, replay, _ = practise()
+    stream.collect(Walker())
+    saved = stream.state()
+    first, one = replay.num_episodes, stream.collect(Walker()).metrics
     states = replay.gather(0, 50, SHAPE).observations.state
-    practice.restore(saved)
+    stream.load_state(saved)
     assert replay.num_episodes == first
-    assert practice.collect(Walker()).metrics == one
+    assert stream.collect(Walker()).metrics == one
     np.testing.assert_array_equal(replay.gather(0, 50, SHAPE).observations.state, states)
     assert one["online/episodes"] == 8
 
 
 @pytest.mark.parametrize(("ratio", "scan"), [(1.0, 1), (0.5, 2), (2.0, 3), (0.1, 1)])
 def test_updates_are_owed_in_proportion_to_steps(practise, ratio, scan):
-    practice, _, _ = practise(utd_ratio=ratio, updates_per_scan=scan)
-    assert not practice.owes_updates
+    stream, _, _ = practise(utd_ratio=ratio, updates_per_scan=scan)
+    assert not stream.updates_due
     made = 0
-    while not practice.is_over:
-        if practice.owes_updates:
-            made += len(practice.batches())
+    while not stream.done:
+        if stream.updates_due:
+            made += len(stream.draw())
         else:
-            told = practice.collect(Walker()).metrics
+            told = stream.collect(Walker()).metrics
     steps = told["online/env_steps"]
     assert steps >= 50
-    assert made == practice.updates == int(steps * ratio) // scan * scan
+    assert made == stream.progress == int(steps * ratio) // scan * scan
 
 
 @pytest.mark.parametrize("reward", ["sparse", "step_penalty", "raw"])
 def test_rewards_are_shaped_as_those_of_the_dataset(practise, reward):
-    practice, replay, pool = practise(reward=reward)
+    stream, replay, pool = practise(reward=reward)
     stands = seeds(pool, 4)[0]
-    practice.collect(Walker(stands=[stands]))
+    stream.collect(Walker(stands=[stands]))
     trajectories = replay.trajectories
     for number, (start, end) in enumerate(zip(trajectories.starts, trajectories.ends, strict=True)):
         success = bool(trajectories.success[number])
@@ -111,7 +112,7 @@ def test_online_rewards_of_the_tabletop_equal_those_of_its_recorded_twin(configu
     from pirl.envs.experts import ExpertConfig
     from pirl.envs.pools import open_pool
     from pirl.envs.rollouts import roll_out
-    from pirl.training.online import shaped_episode
+    from pirl.training.streams import shaped_episode
 
     config = configure()
     outcomes = config.data.outcomes
