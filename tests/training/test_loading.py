@@ -3,11 +3,11 @@
 import jax
 import numpy as np
 import pytest
-from pirl.training.trainer import train
 from training_runs import read_state
 
 from pirl.errors import CheckpointError
 from pirl.training.loading import load_agent
+from pirl.training.train import train
 
 PLAIN = {"online__env_steps": 0, "evaluation__every": 0, "checkpoints__best_metric": None}
 PLAIN |= {"validation_every": 0, "data__validation_fraction": 0.0}
