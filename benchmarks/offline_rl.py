@@ -25,13 +25,13 @@ import numpy as np
 
 from pirl.agents.config import ACRLPDConfig
 from pirl.config.presets import get_config
-from pirl.demo.acrlpd_plan import CLONE_UPDATES, EXPERT
+from pirl.demo.plans import ACRLPD_EXPERT, CLONE_UPDATES
 from pirl.envs.experts import ExpertConfig
 from pirl.envs.intervals import wilson
 from pirl.report.replay import newest_evaluation, read_evaluation
 
 DATASETS = {
-    "noisy": EXPERT,  # the demo's: good intentions, a trembling hand
+    "noisy": ACRLPD_EXPERT,  # the demo's: good intentions, a trembling hand
     "mixed": ExpertConfig(aim_bias=0.025, noise=0.2, delay=5, give_up=0.1, flawed=0.7),  # good or bad as a whole
     "off": ExpertConfig(aim_bias=0.04, noise=0.2),  # all aim beside the target; few succeed
     "slow": ExpertConfig(noise=0.3, delay=15, detour=20),  # all succeed, late: steps to success count

@@ -1,10 +1,11 @@
 """Steps that stand in for those of the demo: small programs that note what happens to them. Imports little."""
 
+import json
+import shlex
 import sys
 
-from pirl.demo.display import Display
-from pirl.demo.running import run_steps
-from pirl.demo.steps import Step, all_steps
+from pirl.demo.plans import Step
+from pirl.demo.run import run_steps
 from pirl.processes import alone_in
 
 # Writes when it began and ended, and on which cores; then its result. Ctrl-C leaves a mark, and ends it.
@@ -29,11 +30,15 @@ cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else
 
 def work(place, name, seconds=0.0, program=WORK):
     place.mkdir(parents=True, exist_ok=True)
-    command = (sys.executable, "-c", program, str(place), name, str(seconds))
-    return Step(name, f"do {name}", command, (place / f"{name}.result").exists, begun=place / f"{name}.pid")
+    text = shlex.join(("-c", program, str(place), name, str(seconds)))
+    return Step(name, f"do {name}", text, (place / f"{name}.result").exists, begun=place / f"{name}.pid")
 
 
 def go(stages, out, **options):
     out.mkdir(parents=True, exist_ok=True)
-    with alone_in(out, "pirl demo", "steps") as lock, Display(list(all_steps(stages))) as display:
-        return run_steps(stages, out, display, lock, **options)
+    with alone_in(out, "pirl demo", "steps") as lock:
+        return run_steps(stages, out, lock, program=(sys.executable,), **options)
+
+
+def record(out, name):
+    return json.loads((out / "steps.json").read_text())[name]

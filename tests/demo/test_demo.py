@@ -10,64 +10,57 @@ from pathlib import Path
 
 import pytest
 from fake_runs import save, write_dataset
-from fake_steps import work
 
 from pirl.config import list_configs
-from pirl.demo.acrlpd_plan import ACRLPD
-from pirl.demo.demo import open_directory, run_demo
-from pirl.demo.page import next_commands, summarise
-from pirl.demo.plan import configure
-from pirl.demo.plans import PLANS
-from pirl.demo.results import describe_episodes, make_results, write_results
-from pirl.demo.ript_plan import RIPT
-from pirl.demo.steps import all_steps
+from pirl.demo.plans import ACRLPD, DEMOS, RIPT, all_steps
+from pirl.demo.run import describe_episodes, make_results, next_commands, run_demo, summarize
 from pirl.envs.evaluation import EpisodeResult, Evaluation
 from pirl.errors import DataError
+from pirl.processes import alone_in
 
 # --- the directory -----------------------------------------------------------------------------------------------
 
 
-def test_a_demo_goes_on_only_as_it_was_begun(tmp_path):
-    config = configure(ACRLPD, out=tmp_path / "demo", episodes=20)
-    with open_directory(config, overwrite=False):
-        pass
-    with open_directory(config, overwrite=False):
-        pass
-    other = replace(config, demonstrations=7)
-    with pytest.raises(DataError, match="demonstrations: 500 there, 7 now"), open_directory(other, overwrite=False):
-        pass
-    (config.out / "data").mkdir()
-    (config.out / "mine.txt").touch()
-    with open_directory(other, overwrite=True):
-        assert not (config.out / "data").exists()
-        assert (config.out / "mine.txt").exists()
-    another = configure(RIPT, out=config.out, episodes=20)
-    with (
-        pytest.raises(DataError, match="pirl demo there, pirl demo ript now"),
-        open_directory(another, overwrite=False),
-    ):
-        pass
+@pytest.fixture
+def begin(monkeypatch):
+    """Runs a demo that has no steps and no results."""
+    monkeypatch.setattr("pirl.demo.run.run_steps", lambda *_, **__: {})
+    monkeypatch.setattr("pirl.demo.run.make_results", lambda *_: {})
+    return run_demo
 
 
-def test_nobody_elses_directory_is_touched(tmp_path):
+def test_a_demo_continues_only_as_it_was_begun(tmp_path, begin):
+    demo = ACRLPD.configure(out=tmp_path / "demo", episodes=20)
+    begin(demo)
+    begin(demo)
+    other = replace(demo, demonstrations=7)
+    with pytest.raises(DataError, match="demonstrations: 500 before, 7 now"):
+        begin(other)
+    (demo.out / "data").mkdir()
+    (demo.out / "mine.txt").touch()
+    begin(other, overwrite=True)
+    assert not (demo.out / "data").exists()
+    assert (demo.out / "mine.txt").exists()
+    with pytest.raises(DataError, match="pirl demo before, pirl demo ript now"):
+        begin(RIPT.configure(out=demo.out, episodes=20))
+
+
+def test_nobody_elses_directory_is_touched(tmp_path, begin):
     (tmp_path / "mine.txt").touch()
     for overwrite in (False, True):
-        with (
-            pytest.raises(DataError, match="contains no demo"),
-            open_directory(configure(ACRLPD, out=tmp_path), overwrite=overwrite),
-        ):
-            pass
+        with pytest.raises(DataError, match="contains no demo"):
+            begin(ACRLPD.configure(out=tmp_path), overwrite=overwrite)
     assert [entry.name for entry in tmp_path.iterdir()] == ["mine.txt"]
 
 
-def test_two_demos_do_not_share_a_directory(tmp_path):
-    config = configure(ACRLPD, out=tmp_path / "demo")
+def test_two_demos_do_not_share_a_directory(tmp_path, begin):
+    demo = ACRLPD.configure(out=tmp_path / "demo")
+    demo.out.mkdir()
     with (
-        open_directory(config, overwrite=False),
+        alone_in(demo.out, "pirl demo", "steps"),
         pytest.raises(DataError, match=f"another `pirl demo` .process {os.getpid()}. works in"),
-        open_directory(config, overwrite=False),
     ):
-        pass
+        begin(replace(demo, out=demo.out))
 
 
 # --- results -----------------------------------------------------------------------------------------------------
@@ -90,40 +83,39 @@ def write_evaluation(config, key, successes, step):
 @pytest.fixture
 def measured(tmp_path):
     """A demo whose policies were measured: the baseline succeeds from the first 4 of 20 starts."""
-    config = configure(ACRLPD, out=tmp_path / "demo", episodes=20)
+    config = ACRLPD.configure(out=tmp_path / "demo", episodes=20)
     steps = {"bc": 4000, "bc_more": 3000, "bc_successes": 1000, "bc_successes_more": 2000}
     for run, step in steps.items():
-        save(config.run(run), step)
-    save(config.run("acrlpd"), 6100, {"step": 1, "online/env_steps": 70}, {"step": 3, "online/env_steps": 1234})
+        save(config.out / run, step)
+    save(config.out / "acrlpd", 6100, {"step": 1, "online/env_steps": 70}, {"step": 3, "online/env_steps": 1234})
     successes = {"bc": 4, "bc_more": 4, "bc_successes": 6, "bc_successes_more": 7, "acrlpd_offline": 12, "acrlpd": 18}
     for key, count in successes.items():
         write_evaluation(config, key, range(count), {**steps, "acrlpd": 6100}.get(key, 6000))
-    during = config.run("acrlpd") / "evaluations"
+    during = config.out / "acrlpd" / "evaluations"
     during.mkdir()
     for step, found in ((500, range(3)), (6050, range(1, 20))):
         (during / f"{step}.json").write_text(json.dumps(evaluation(found, step=step).to_json()))
-    write_dataset(config.data, successes=3, failures=2)
+    write_dataset(config.out / "data", successes=3, failures=2)
     return config
 
 
 @pytest.fixture
-def practised(tmp_path):
+def rolled_out(tmp_path):
     """RIPT's demo, measured: the start policy succeeds from the first 8 of 20 starts, RIPT from the last 16."""
-    config = configure(RIPT, out=tmp_path / "demo", episodes=20)
+    config = RIPT.configure(out=tmp_path / "demo", episodes=20)
     for run, step in (("start", 1500), ("bc_more", 400), ("filtered_bc", 400)):
-        save(config.run(run), step)
+        save(config.out / run, step)
         write_evaluation(config, run, range(8), step)
-    save(config.run("ript"), 400, {"step": 0, "rollout/env_steps": 60}, {"step": 400, "loss": 0.1})
+    save(config.out / "ript", 400, {"step": 0, "rollout/env_steps": 60}, {"step": 400, "loss": 0.1})
     write_evaluation(config, "ript", range(4, 20), 400)
-    write_dataset(config.data, successes=3, failures=2)
-    write_dataset(config.dataset("own"), successes=2, failures=5)
+    write_dataset(config.out / "data", successes=3, failures=2)
+    write_dataset(config.out / "own", successes=2, failures=5)
     return config
 
 
 def test_results_hold_rates_intervals_and_a_paired_comparison_with_the_baseline(measured):
     seconds = {"train_bc": 60.0, "train_acrlpd": 120.0}
-    file = write_results(measured, make_results(measured, seconds))
-    results = json.loads(file.read_text())
+    results = make_results(measured, seconds)
     assert list(results) == [*ACRLPD.names, "about"]
     assert {key: results[key]["success"] for key in results if key != "about"} == {
         "bc": 0.2,
@@ -165,13 +157,12 @@ def test_results_hold_rates_intervals_and_a_paired_comparison_with_the_baseline(
         "only_second": 16,
         "neither": 0,
     }
-    assert results["about"]["demonstrations"] == describe_episodes(measured.data)
+    assert results["about"]["demonstrations"] == describe_episodes(measured.out / "data")
     assert results["about"]["demonstrations"] == {"episodes": 5, "successes": 3, "success": 0.6, "frames": 50}
-    assert not list(measured.out.glob(".results*"))
 
 
-def test_results_of_ript_say_who_has_acted_how_much(practised):
-    results = make_results(practised, {"train_start": 60.0, "train_ript": 240.0})
+def test_results_of_ript_say_who_has_acted_how_much(rolled_out):
+    results = make_results(rolled_out, {"train_start": 60.0, "train_ript": 240.0})
     assert results.keys() == {"start", "ript", "bc_more", "filtered_bc", "about"}
     assert {key: results[key]["success"] for key in RIPT.names} == {
         "start": 0.4,
@@ -193,62 +184,46 @@ def test_results_of_ript_say_who_has_acted_how_much(practised):
     }
     assert results["ript"]["minutes"] == 5.0
     assert results["ript"]["paired"]["pairs"] == {"both": 4, "only_first": 4, "only_second": 12, "neither": 0}
-    assert summarise(practised, results).startswith("RIPT 80.0 % [")
-    assert " against Start policy 40.0 % [" in summarise(practised, results)
+    assert summarize(rolled_out, results).startswith("RIPT 80.0 % [")
+    assert " against Start policy 40.0 % [" in summarize(rolled_out, results)
 
 
-def test_what_to_run_next_is_what_pirl_understands(practised):
+def test_what_to_run_next_is_what_pirl_understands(rolled_out):
     from pirl.cli.main import _parse
 
-    ript = str(practised.run("ript"))
-    commands = next_commands(practised, make_results(practised, {}))
+    ript = str(rolled_out.out / "ript")
+    commands = next_commands(rolled_out, make_results(rolled_out, {}))
     watch, compare, check, train = (_parse(shlex.split(command)[1:]) for command in commands)
     assert watch.checkpoint == compare.other == ript
-    assert compare.checkpoint == str(practised.run("filtered_bc"))
-    assert str(practised.run("ript") / "checkpoints/policy/400") in commands[2]
+    assert compare.checkpoint == str(rolled_out.out / "filtered_bc")
+    assert str(rolled_out.out / "ript" / "checkpoints/policy/400") in commands[2]
     assert check.check
     assert train.preset in list_configs()
 
 
-def test_what_to_run_next_can_be_pasted_whatever_the_directory_is_called(practised):
-    named = replace(practised, out=Path("my demos; really"))
+def test_what_to_run_next_can_be_pasted_whatever_the_directory_is_called(rolled_out):
+    named = replace(rolled_out, out=Path("my demos; really"))
     watch, compare, check, _ = (shlex.split(line) for line in next_commands(named, {"ript": {"step": 400}}))
-    ript = str(named.run("ript"))
+    ript = str(named.out / "ript")
     assert watch[-3:] == [ript, "--out", f"{named.out}/film.gif"]
-    assert compare == ["pirl", "eval", str(named.run("filtered_bc")), ript, "--denoising-steps", "10"]
+    assert compare == ["pirl", "eval", str(named.out / "filtered_bc"), ript, "--denoising-steps", "10"]
     assert check == ["pirl", "convert", f"{ript}/checkpoints/policy/400", "--check"]
 
 
 def test_the_headline_claims_no_more_than_was_measured(measured):
-    assert summarise(measured, make_results(measured, {})).endswith(
+    assert summarize(measured, make_results(measured, {})).endswith(
         "ACRLPD is better, and the 95 % intervals do not overlap."
     )
     measured.evaluation("acrlpd").write_text(json.dumps(evaluation(range(1, 7), "/x/6100").to_json()))
-    assert "the pairwise difference is not significant" in summarise(measured, make_results(measured, {}))
+    assert "the pairwise difference is not significant" in summarize(measured, make_results(measured, {}))
     measured.evaluation("bc").write_text(json.dumps(evaluation(range(20), "/x/4000").to_json()))
-    assert "ACRLPD is worse" in summarise(measured, make_results(measured, {}))
+    assert "ACRLPD is worse" in summarize(measured, make_results(measured, {}))
 
 
 def test_a_damaged_evaluation_is_named(measured):
     measured.evaluation("bc_more").write_text("{")
     with pytest.raises(DataError, match="bc_more.json is no evaluation"):
         make_results(measured, {})
-
-
-def test_an_evaluation_comes_back_from_json_as_it_was():
-    before = evaluation(range(5), "x")
-    assert Evaluation.from_json(json.loads(json.dumps(before.to_json()))) == before
-
-
-def test_a_demo_of_other_steps_ends_with_its_results(measured):
-    """With what is measured already there: the steps run, then the results are written."""
-    with open_directory(replace(measured, out=measured.out.parent / "new"), overwrite=False):
-        pass
-    (measured.out.parent / "new/demo.json").rename(measured.out / "demo.json")
-    place = measured.out.parent / "work"
-    results = run_demo(measured, stages=[[[work(place, "one")]]])
-    assert json.loads((measured.out / "results.json").read_text()) == results
-    assert results["about"]["seconds"].keys() == {"one"}
 
 
 # --- the whole of it ---------------------------------------------------------------------------------------------
@@ -262,7 +237,7 @@ SHOWN = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("learner", PLANS)
+@pytest.mark.parametrize("learner", DEMOS)
 def test_the_quick_demo_runs_from_nothing_to_a_report(tmp_path, learner):
     environment = {
         **os.environ,
@@ -270,7 +245,7 @@ def test_the_quick_demo_runs_from_nothing_to_a_report(tmp_path, learner):
         "PIRL_CACHE": str(tmp_path / "cache"),
         "COLUMNS": "200",
     }
-    plan = PLANS[learner]
+    plan = DEMOS[learner]
     pirl = [str(Path(sys.executable).with_name("pirl")), *plan.command.split()[1:], "--quick"]
     done = subprocess.run(pirl, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=1800)
     assert done.returncode == 0, done.stderr
@@ -283,4 +258,4 @@ def test_the_quick_demo_runs_from_nothing_to_a_report(tmp_path, learner):
     checked = next(line.split("next")[-1].strip() for line in done.stdout.splitlines() if "convert" in line).split()
     subprocess.run([pirl[0], *checked[1:]], cwd=tmp_path, env=environment, check=True, capture_output=True)
     again = subprocess.run(pirl, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=600)
-    assert again.stderr.count("there already") == sum(1 for _ in all_steps(plan.stages(configure(plan, quick=True))))
+    assert again.stderr.count("there already") == sum(1 for _ in all_steps(plan.configure(quick=True).stages))

@@ -8,14 +8,8 @@ import numpy as np
 import pytest
 from fake_runs import save
 
-from pirl.config import get_config
-from pirl.demo import acrlpd_plan, ript_plan
-from pirl.demo.commands import shown
-from pirl.demo.curves import draw_curves
-from pirl.demo.plan import configure
-from pirl.demo.plans import PLANS
-from pirl.demo.progress import iterations_made, steps_practised
-from pirl.demo.steps import all_steps
+from pirl.demo.plans import ACRLPD_EXPERT, DEMOS, RIPT, RIPT_EXPERT, all_steps
+from pirl.demo.run import draw_curves
 from pirl.errors import DataError
 from pirl.report.runs import Curve, Run, over_metric
 
@@ -24,10 +18,10 @@ def parse(config):
     """The commands of a demo by the name of their step, as pirl reads them."""
     from pirl.cli.main import _parse
 
-    return {step.name: _parse(shown(step.whole_command)[1:]) for step in all_steps(config.plan.stages(config))}
+    return {step.name: _parse(list(step.command)) for step in all_steps(config.stages)}
 
 
-def practice(iterations, env_steps):
+def rollouts_of(iterations, env_steps):
     """What is logged of iterations of RIPT, the last of them without updates."""
     for number in range(1, iterations + 1):
         step = 10 * min(number, iterations - 1)
@@ -38,7 +32,7 @@ def practice(iterations, env_steps):
 
 
 def is_measured_alike(config, steps):
-    """Whether all evaluations are of the same starts, which are not those of anybody who practises or demonstrates."""
+    """Whether all evaluations are of the same starts, which are not those of anybody who rolls out or demonstrates."""
     evaluations = [step for name, step in steps.items() if name.startswith("eval_")]
     collections = [step for name, step in steps.items() if name.startswith("collect")]
     how = config.rl.evaluation
@@ -46,18 +40,17 @@ def is_measured_alike(config, steps):
         (how.seed, 20, how.execute_steps, how.envs, "tabletop")
     }
     assert {each.denoising_steps for each in evaluations} == {10}, "what the published numbers were measured with"
-    practised = {each.seed for each in collections} | {config.rl.online.seed, config.rl.rollout.seed}
-    return how.seed not in practised
+    rolled_out = {each.seed for each in collections} | {config.rl.online.seed, config.rl.rollout.seed}
+    return how.seed not in rolled_out
 
 
-@pytest.mark.parametrize("quick", [False, True])
-@pytest.mark.parametrize("plan", ["acrlpd", "acrlpd_state"])
+@pytest.mark.parametrize(("plan", "quick"), [("acrlpd", False), ("acrlpd_state", True)])
 def test_acrlpd_and_its_controls_make_as_many_policy_updates(tmp_path, plan, quick):
     """The arguments are parsed, and what they configure is checked as far as it goes without the data."""
-    config = configure(PLANS[plan], out=tmp_path / "demo", episodes=20, demonstrations=30, quick=quick)
+    config = DEMOS[plan].configure(out=tmp_path / "demo", episodes=20, demonstrations=30, quick=quick)
     steps = parse(config)
-    assert steps["collect"].expert == acrlpd_plan.EXPERT
-    assert (steps["collect"].out, steps["collect"].episodes) == (config.data, 30)
+    assert steps["collect"].expert == ACRLPD_EXPERT
+    assert (steps["collect"].out, steps["collect"].episodes) == (config.out / "data", 30)
     extra = steps["train_acrlpd"].resolve()
     online = int(extra.online.env_steps * extra.online.utd_ratio)
     total = extra.steps + online - online % extra.online.updates_per_scan
@@ -72,8 +65,8 @@ def test_acrlpd_and_its_controls_make_as_many_policy_updates(tmp_path, plan, qui
         assert control.data.selection.success is (None if name == "bc_more" else True)
         assert control.batch_size == steps["train_bc"].resolve().batch_size == extra.batch_size
     # Each path begins with BC, and has as many updates in all.
-    assert runs["bc_more"].checkpoint == runs["bc_successes"].checkpoint == str(config.run("bc"))
-    assert runs["bc_successes_more"].checkpoint == extra.checkpoint == str(config.run("bc_successes"))
+    assert runs["bc_more"].checkpoint == runs["bc_successes"].checkpoint == str(config.out / "bc")
+    assert runs["bc_successes_more"].checkpoint == extra.checkpoint == str(config.out / "bc_successes")
     assert runs["bc_successes_more"].steps == turns > 0
     assert runs["bc_more"].steps == runs["bc_successes"].steps + turns
     assert sum(name.startswith("eval_") for name in steps) == 6
@@ -85,7 +78,6 @@ def test_acrlpd_and_its_controls_make_as_many_policy_updates(tmp_path, plan, qui
     ("options", "out", "presets", "observation"),
     [
         ((), "runs/demo", ("demo_bc", "demo"), "pixels"),
-        (("--observation", "pixels"), "runs/demo", ("demo_bc", "demo"), "pixels"),
         (("--observation", "state"), "runs/demo_state", ("demo_state_bc", "demo_state"), "state"),
     ],
 )
@@ -99,7 +91,7 @@ def test_policies_observe_what_was_asked_for(monkeypatch, options, out, presets,
         asked.append(config)
         raise DataError("enough")
 
-    monkeypatch.setattr("pirl.demo.demo.run_demo", stop)
+    monkeypatch.setattr("pirl.demo.run.run_demo", stop)
     with pytest.raises(SystemExit, match="2"):
         main(["demo", *options])
     (config,) = asked
@@ -129,18 +121,18 @@ def test_ript_offers_no_choice_of_observation(capsys):
 @pytest.mark.parametrize("quick", [False, True])
 def test_the_controls_of_ript_get_what_ript_has_had(tmp_path, quick):
     """As many updates of as many chunks, as fast, or as many steps in the environment; known when RIPT is through."""
-    config = configure(PLANS["ript"], out=tmp_path / "demo", episodes=20, quick=quick)
-    save(config.run("ript"), 137, *practice(3, 4321))
+    config = RIPT.configure(out=tmp_path / "demo", episodes=20, quick=quick)
+    save(config.out / "ript", 137, *rollouts_of(3, 4321))
     steps = parse(config)
-    assert steps["collect"].expert == ript_plan.EXPERT
+    assert steps["collect"].expert == RIPT_EXPERT
     ript, start = steps["train_ript"].resolve(), steps["train_start"].resolve()
-    assert ript.checkpoint == str(config.run("start"))
+    assert ript.checkpoint == str(config.out / "start")
     assert ript.data.repo_id is None
     assert ript == replace(config.rl, checkpoint=ript.checkpoint, runs_dir=config.out)
     own = steps["collect_own"]
-    assert (own.policy, own.env_steps, own.episodes) == (str(config.run("start")), 4321, None)
+    assert (own.policy, own.env_steps, own.episodes) == (str(config.out / "start"), 4321, None)
     assert own.execute_steps == ript.evaluation.execute_steps
-    for name, data in (("bc_more", config.data), ("filtered_bc", own.out)):
+    for name, data in (("bc_more", config.out / "data"), ("filtered_bc", own.out)):
         control = steps[f"train_{name}"].resolve()
         assert control.steps == 137
         assert (control.checkpoint, control.from_scratch) == (ript.checkpoint, False)
@@ -151,57 +143,36 @@ def test_the_controls_of_ript_get_what_ript_has_had(tmp_path, quick):
     # Ten updates make nothing that succeeds.
     assert steps["train_filtered_bc"].resolve().data.selection.success is (None if quick else True)
     assert steps["train_bc_more"].resolve().data.selection.success is None
-    assert {name for name in steps if name.startswith("eval_")} == {f"eval_{key}" for key in config.plan.names}
+    assert {name for name in steps if name.startswith("eval_")} == {f"eval_{key}" for key in config.names}
     assert is_measured_alike(config, steps)
 
 
-def test_a_run_of_ript_is_whole_after_its_last_iteration(tmp_path):
-    """However many updates that is, and though some brought none: what was stopped in between goes on."""
-    config = configure(PLANS["ript"], out=tmp_path / "demo")
-    step = next(step for step in all_steps(config.plan.stages(config)) if step.name == "train_ript")
+def test_a_run_is_whole_when_it_was_saved_and_not_stopped(tmp_path):
+    """A trainer that a scheduler ends says 0, though it is not through."""
+    config = RIPT.configure(out=tmp_path / "demo")
+    step = next(step for step in all_steps(config.stages) if step.name == "train_ript")
     assert not step.is_whole()
-    iterations = config.rl.rollout.iterations
-    save(config.run("ript"), 500, *practice(iterations - 1, 10))
-    with (config.run("ript") / "metrics.jsonl").open("a") as log:
-        log.write('{"step": 500, "rollout/contexts": 7')  # cut by a kill
-    assert not step.is_whole()
-    save(config.run("ript"), 500, *practice(iterations, 20))
+    save(config.out / "ript", 500)
     assert step.is_whole()
-
-
-def test_a_damaged_log_is_named(tmp_path):
-    config = configure(PLANS["ript"], out=tmp_path / "demo")
-    save(config.run("ript"), 500, *practice(2, 10))
-    log = config.run("ript") / "metrics.jsonl"
-    log.write_text("oh\n" + log.read_text())
-    for ask in (iterations_made, steps_practised):
-        with pytest.raises(DataError, match="metrics.jsonl, line 1 is not JSON"):
-            ask(config.run("ript"))
+    (config.out / "ript/metadata.json").write_text('{"stopped": true}')
+    assert not step.is_whole()
 
 
 def test_controls_of_a_ript_that_learned_nothing_make_one_update(tmp_path):
-    config = configure(PLANS["ript"], out=tmp_path / "demo", quick=True)
-    save(config.run("ript"), 0, *practice(2, 640))
+    config = RIPT.configure(out=tmp_path / "demo", quick=True)
+    save(config.out / "ript", 0, *rollouts_of(2, 640))
     assert parse(config)["train_bc_more"].resolve().steps == 1
 
 
-@pytest.mark.parametrize("preset", ["demo", "demo_state"])
-def test_the_preset_keeps_what_the_demo_measures(preset):
-    """The policy at the end of the offline phase is evaluated after the online one."""
-    config = get_config(preset)
-    if config.online.env_steps:
-        assert config.checkpoints.keep_period
-        assert config.steps % config.checkpoints.keep_period == 0
-
-
-@pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS)
-def test_a_plan_speaks_only_of_policies_and_runs_that_it_has(plan):
-    keys = set(plan.names)
-    assert {plan.baseline, plan.subject, plan.rival} <= keys
-    assert set(plan.runs) <= keys
-    assert len(keys) == len(plan.policies) == len(set(plan.names.values()))
-    assert {run for curves in plan.curves for run in curves.runs} <= set(plan.runs)
-    assert not set(plan.runs) & set(plan.datasets)
+def test_a_demo_speaks_only_of_policies_that_it_has_and_keeps_what_it_measures():
+    for demo in DEMOS.values():
+        keys = set(demo.names)
+        assert {demo.baseline, demo.subject, demo.rival, *demo.runs} <= keys
+        assert len(keys) == len(demo.policies) == len(set(demo.names.values()))
+        # The policy at the end of the offline phase is evaluated after the online one.
+        if demo.rl.online.env_steps:
+            assert demo.rl.checkpoints.keep_period
+            assert demo.rl.steps % demo.rl.checkpoints.keep_period == 0
 
 
 def test_curves_over_environment_steps_show_what_was_learned_from_until_then():
@@ -226,11 +197,11 @@ def test_curves_over_environment_steps_show_what_was_learned_from_until_then():
 
 
 def test_axes_say_what_they_count(tmp_path):
-    config = configure(PLANS["ript"], out=tmp_path)
+    config = RIPT.configure(out=tmp_path)
     records = [{"step": step, "loss": 1.0, "rollout/env_steps": 50 * step, "rollout/success": 0.5} for step in (10, 20)]
-    for run in config.plan.runs:
-        config.run(run).mkdir()
-        (config.run(run) / "metrics.jsonl").write_text("".join(f"{json.dumps(record)}\n" for record in records))
-    practice, training = (draw_curves(config, curves, {}).body for curves in config.plan.curves)
-    assert set(re.findall('data-unit="(.*?)"', practice)) == {"environment steps"}
+    for run in config.runs:
+        (config.out / run).mkdir()
+        (config.out / run / "metrics.jsonl").write_text("".join(f"{json.dumps(record)}\n" for record in records))
+    rollouts, training = (section.body for section in draw_curves(config, {}))
+    assert set(re.findall('data-unit="(.*?)"', rollouts)) == {"environment steps"}
     assert set(re.findall('data-unit="(.*?)"', training)) == {"updates"}

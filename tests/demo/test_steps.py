@@ -12,9 +12,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from fake_steps import go, work
+from fake_steps import go, record, work
 
-from pirl.demo.steps import Records
 from pirl.errors import TrainingError
 from pirl.processes import last_lines, share_cores
 
@@ -38,7 +37,7 @@ def is_alive(pid):
 def test_lanes_run_side_by_side_on_their_own_cores_and_steps_after_each_other(tmp_path, capfd):
     place = tmp_path / "work"
     first, left, right, behind = (work(place, name, 0.5) for name in ("first", "left", "right", "behind"))
-    records = go([[[first]], [[left, behind], [right]]], tmp_path / "out")
+    seconds = go([[[first]], [[left, behind], [right]]], tmp_path / "out")
     times = {name: result(place, name) for name in ("first", "left", "right", "behind")}
     assert times["first"]["ended"] < min(times["left"]["begun"], times["right"]["begun"])
     assert max(times["left"]["begun"], times["right"]["begun"]) < min(times["left"]["ended"], times["right"]["ended"])
@@ -48,7 +47,7 @@ def test_lanes_run_side_by_side_on_their_own_cores_and_steps_after_each_other(tm
         assert [times[name]["cores"] for name in ("left", "right")] == [sorted(share) for share in shares]
         assert not shares[0] & shares[1]
         assert set(times["first"]["cores"]) == shares[0] | shares[1] == os.sched_getaffinity(0)
-    assert records.read(left).seconds >= 0.5
+    assert seconds["left"] >= 0.5
     said = capfd.readouterr().err
     assert "left: do left" in said
     assert "left: done in " in said
@@ -74,12 +73,11 @@ def test_what_is_done_is_not_done_again_and_what_lost_its_result_is(tmp_path, ca
 def test_arguments_that_only_an_earlier_step_finds_out_belong_to_the_command(tmp_path):
     """They are asked for when their turn has come; and what was done with another answer is done again."""
     place, out = tmp_path / "work", tmp_path / "out"
-    second = replace(work(place, "second"), late=lambda: ("--after", str(result(place, "first")["ended"])))
+    second = replace(work(place, "second"), late=lambda: f"--after {result(place, 'first')['ended']}")
     stages = [[[work(place, "first")]], [[second]]]
     go(stages, out)
     ended = str(result(place, "first")["ended"])
-    assert json.loads((out / "steps/second.json").read_text())["command"][-2:] == ["--after", ended]
-    assert second.arguments[-3:] == ("--after", ended, "--resume")
+    assert record(out, "second")["command"][-2:] == ["--after", ended]
     go(stages, out)
     assert calls(place) == ["first", "second"]
     (place / "first.result").unlink()
@@ -108,7 +106,7 @@ def test_a_failing_step_is_named_with_its_log_and_last_lines_and_ends_the_others
         assert part in str(failure.value)
     assert (place / "slow.saved").exists()
     assert calls(place) == ["slow"]
-    assert not Records(out / "steps").is_done(slow)
+    assert not record(out, "slow")["is_done"]
 
 
 def test_a_step_that_ends_well_without_its_result_has_failed(tmp_path):
@@ -164,12 +162,10 @@ def test_an_interruption_lets_the_steps_save_and_leaves_none_of_them(tmp_path, n
     assert not any(map(is_alive, children))
     assert {file.name for file in (tmp_path / "work").glob("*.saved")} == {"left.saved", "right.saved"}
     assert sorted(calls(tmp_path / "work")) == ["left", "right"]
-    # The time so far is kept, and the next attempt is told to go on.
-    left = work(tmp_path / "work", "left", 60)
-    record = Records(tmp_path / "out/steps").read(left)
-    assert 0 < record.seconds < 60
-    assert not record.is_done
-    assert left.arguments[-1] == "--resume"
+    # The time so far is kept.
+    left = record(tmp_path / "out", "left")
+    assert 0 < left["seconds"] < 60
+    assert not left["is_done"]
 
 
 STUBBORN = """
@@ -216,13 +212,6 @@ def test_after_kill_9_the_steps_that_were_left_are_waited_for_and_not_begun_besi
             again.send_signal(signal.SIGINT)
             again.communicate(timeout=30)
     assert sorted(calls(tmp_path / "work")) == ["left", "left resumed", "right", "right resumed"]
-
-
-def test_the_last_line_is_text_without_what_moves_a_cursor(tmp_path):
-    log = tmp_path / "log"
-    log.write_bytes(b"x" * 10_000 + b"\nfirst\n\x1b[2K\x1b[1mstep 5\x1b[0m\rstep \xc3\xb66\n\n")
-    assert last_lines(log) == ["step ö6"]
-    assert last_lines(tmp_path / "absent") == []
 
 
 ON_A_TERMINAL = """

@@ -45,34 +45,27 @@ class Demo:
                 raise UserError(f"--{name} should be at least 1; it is {value}.")
         if self.learner == "ript" and self.observation is not None:
             raise UserError("pirl demo ript has no --observation: its policies observe the true state.")
-        from pirl.demo.demo import run_demo
-        from pirl.demo.plan import configure
-        from pirl.demo.plans import PLANS
-
-        config = configure(
-            PLANS["acrlpd_state" if self.observation == "state" else self.learner],
-            out=self.out,
-            episodes=self.episodes,
-            demonstrations=self.demonstrations,
-            quick=self.quick,
-        )
-        print(f"{config.plan.command}, in {config.out}", file=sys.stderr, flush=True)
-        begun = time.monotonic()
-        results = run_demo(config, overwrite=self.overwrite)
-        from pirl.demo.page import next_commands, summarise, write_report
+        from pirl.demo.plans import DEMOS
+        from pirl.demo.run import RESULTS_FILE, next_commands, run_demo, summarize, write_report
         from pirl.training.compiling import prepare_jax
 
-        show("", _table(results, config.plan.names[config.plan.baseline]), "")
-        print(summarise(config, results), flush=True)
+        demo = DEMOS["acrlpd_state" if self.observation == "state" else self.learner].configure(
+            out=self.out, episodes=self.episodes, demonstrations=self.demonstrations, quick=self.quick
+        )
+        print(f"{demo.command}, in {demo.out}", file=sys.stderr, flush=True)
+        begun = time.monotonic()
+        results = run_demo(demo, overwrite=self.overwrite)
+        show("", _table(results, demo.names[demo.baseline]), "")
+        print(summarize(demo, results), flush=True)
         print("writing the report …", file=sys.stderr, flush=True)
         prepare_jax()
-        report = write_report(config, results)
+        report = write_report(demo, results)
         minutes = f"{(time.monotonic() - begun) / 60:.1f} minutes"
         rows = [
             ("report", f"{report}, after {minutes}: open it in a browser"),
-            ("results", str(config.out / "results.json")),
+            ("results", str(demo.out / RESULTS_FILE)),
         ]
-        rows += [("" if number else "next", line) for number, line in enumerate(next_commands(config, results))]
+        rows += [("" if number else "next", line) for number, line in enumerate(next_commands(demo, results))]
         show("", facts(rows))
         return 0
 

@@ -1,0 +1,364 @@
+"""Runs a demo: its steps as processes, each resumable by itself, then the results and the page."""
+
+import json
+import platform
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from pirl.agents.config import ACRLPDConfig
+from pirl.config import RLTrainConfig, load_config, to_plain
+from pirl.demo.plans import DENOISING_STEPS, Demo, Policy, Stages, Step, all_steps
+from pirl.envs.base import Start
+from pirl.envs.collecting import LOG_FILE
+from pirl.envs.evaluation import Evaluation, compare, versions
+from pirl.envs.playing import play
+from pirl.errors import DataError, TrainingError
+from pirl.files import write_file
+from pirl.jobs import Job, Progress, Runner, open_directory
+from pirl.processes import GRACE, Interruptions, format_exit, last_lines, pirl_command
+from pirl.report.plots import PANELS, ROLLOUTS, code_block, figure, image_strip
+from pirl.report.replay import (
+    ATTEMPTS,
+    episodes_section,
+    evaluated_policy,
+    make_video_env,
+    newest_evaluation,
+    read_evaluation,
+    replay_episodes,
+)
+from pirl.report.runs import over_metric, read_run
+from pirl.report.sections import (
+    Section,
+    build_page,
+    comparison_section,
+    curves_section,
+    describe_machine,
+    headline,
+    provenance_section,
+    read_results,
+)
+from pirl.run_files import RunFiles, saved_steps
+
+SETTINGS_FILE, STEPS_FILE, RESULTS_FILE, PAGE_FILE = "demo.json", "steps.json", "results.json", "report.html"
+_ADVICE = "choose another directory (--out)."
+_SHOWN_LINES = 12
+
+
+def run_demo(demo: Demo, *, overwrite: bool = False) -> dict[str, Any]:
+    """Run what is not done yet in the directory of the demo; returns what is then in its results.json."""
+    own = (*demo.runs, "data", "own", "evaluations", "logs", STEPS_FILE, RESULTS_FILE, PAGE_FILE)
+    record, settings = demo.out / SETTINGS_FILE, demo.settings()
+    opened = open_directory(
+        record, settings, program="pirl demo", jobs="steps", own=own, overwrite=overwrite, advice=_ADVICE
+    )
+    with opened as lock:
+        seconds = run_steps(demo.stages, demo.out, lock)
+        results = make_results(demo, seconds)
+        write_file(demo.out / RESULTS_FILE, json.dumps(results, indent=2) + "\n")
+        return results
+
+
+def run_steps(
+    stages: Stages, out: Path, lock: int, *, program: Sequence[str] | None = None, grace: float = GRACE
+) -> dict[str, float]:
+    """Run the steps that are not done yet, with their logs in `out`/logs; gives the time of each, in all attempts.
+
+    A step that fails ends the others, which save what they have, and is a `TrainingError`.
+    """
+    program = pirl_command() if program is None else program
+    planned = {step.name: step.title for step in all_steps(stages)}
+    with Progress(planned) as progress, Interruptions() as interruptions:
+        steps = _Steps(out, progress, tuple(program))
+        for lanes in stages:
+            Runner(lock, progress, interruptions, grace).run([steps.jobs(lane) for lane in lanes], steps.on_end)
+    return {step.name: steps.record(step).seconds for step in all_steps(stages)}
+
+
+@dataclass(frozen=True)
+class _Record:
+    """The time of a step in all attempts, and whether it came to its end."""
+
+    command: list[str]
+    seconds: float = 0.0
+    is_done: bool = False
+
+
+class _Steps:
+    """The steps of a demo in progress, with their records in a file."""
+
+    def __init__(self, out: Path, progress: Progress, program: tuple[str, ...]) -> None:
+        self._out, self._progress, self._program = out, progress, program
+        self._started: dict[str, Step] = {}
+        self._file = out / STEPS_FILE
+        try:
+            known = json.loads(self._file.read_text(encoding="utf-8")) if self._file.exists() else {}
+            self._records = {name: _Record(**about) for name, about in known.items()}
+        except (ValueError, TypeError, AttributeError) as error:
+            raise DataError(
+                f"{self._file} is damaged ({error}): delete it; results that are whole are kept."
+            ) from error
+
+    def record(self, step: Step) -> _Record:
+        """What is known of a step; of another command under its name, nothing."""
+        known, command = self._records.get(step.name), list(step.command)
+        return known if known and known.command == command else _Record(command)
+
+    def jobs(self, lane: Sequence[Step]) -> Iterator[Job]:
+        for step in lane:
+            record = self.record(step)
+            if record.is_done and step.is_whole():
+                self._progress.end(step.name, "done", record.seconds)
+                self._progress.say(f"{step.name}: there already")
+                continue
+            self._started[step.name] = step
+            resume = ("--resume",) if step.begun is not None and step.begun.exists() else ()
+            log = self._out / "logs" / f"{step.name}.log"
+            yield Job(step.name, step.title, (*self._program, *step.command, *resume), log)
+
+    def on_end(self, job: Job, code: int | None, seconds: float) -> None:
+        step = self._started[job.name]
+        record, is_done = self.record(step), code == 0 and step.is_whole()
+        record = replace(record, seconds=round(record.seconds + seconds, 1), is_done=is_done)
+        self._records[job.name] = record
+        write_file(self._file, json.dumps({name: asdict(one) for name, one in self._records.items()}, indent=2) + "\n")
+        state = "done" if is_done else "stopped" if code is None else "failed"
+        self._progress.end(job.name, state, record.seconds)
+        self._progress.say(f"{job.name}: {state} in {record.seconds:.0f} s")
+        if state == "failed":
+            how = "ended before its result was whole" if code == 0 else f"failed ({format_exit(code or 0)})"
+            raise TrainingError(
+                f"{job.title}: this {how}. The end of {job.log}:\n"
+                + "".join(f"  {line}\n" for line in last_lines(job.log, _SHOWN_LINES))
+                + "Fix the cause and run the same command again: it continues with this step."
+            )
+
+
+# Results
+
+
+def make_results(demo: Demo, seconds: Mapping[str, float]) -> dict[str, Any]:
+    """The evaluated policies, by key, and under `about` where they come from; `seconds` are those of steps."""
+    files = {policy.key: _evaluation_file(demo, policy) for policy in demo.policies}
+    evaluations = {key: read_evaluation(file) for key, file in files.items() if file is not None and file.exists()}
+    results: dict[str, Any] = {
+        policy.key: _result(demo, policy, evaluations, seconds) for policy in demo.policies if policy.key in evaluations
+    }
+    results["about"] = {
+        "finished": datetime.now(UTC).isoformat(timespec="seconds"),
+        "quick": demo.quick,
+        "demonstrations": describe_episodes(demo.out / "data"),
+        "evaluation": {"episodes": demo.episodes, "seed": demo.rl.evaluation.seed},
+        "seconds": dict(seconds),
+        "versions": versions(),
+        "machine": {"system": platform.platform(), **describe_machine()},
+    }
+    return dict(json.loads(json.dumps(results)))  # as it will be read back
+
+
+def _evaluation_file(demo: Demo, policy: Policy) -> Path | None:
+    if not policy.is_best_of_n:
+        return demo.evaluation(policy.key)
+    return newest_evaluation(demo.out / policy.trained[-1]) if demo.rl.evaluation.best_of_n else None
+
+
+def _result(
+    demo: Demo, policy: Policy, evaluations: Mapping[str, Evaluation], seconds: Mapping[str, float]
+) -> dict[str, Any]:
+    evaluation = evaluations[policy.key]
+    summary, settings = evaluation.summary(), evaluation.settings
+    if summary.rate is None:
+        raise DataError(f"{policy.name} finished no episode: see {demo.evaluation(policy.key)}.")
+    *before, run = policy.trained
+    # Evaluated while it was trained, or from its checkpoint.
+    step = updates = int(settings["step"] if "step" in settings else Path(settings["policy"]).name)
+    if run == demo.subject and isinstance(demo.rl.agent, ACRLPDConfig):
+        updates = demo.rl.agent.policy_updates(step)  # the critics are trained more often
+    result = {
+        "name": policy.name,
+        "description": policy.description,
+        "success": summary.rate,
+        "low": summary.interval[0],
+        "high": summary.interval[1],
+        "episodes": summary.finished,
+        "successes": summary.successes,
+        "lost": summary.lost,
+        "mean_length": summary.mean_length,
+        "step": step,
+        "updates": updates + sum(max(saved_steps(RunFiles(demo.out / each).policies)) for each in before),
+    }
+    if not policy.is_halfway:  # the time until there was not measured
+        own = policy.own_data
+        result["env_steps"] = describe_episodes(demo.out / own)["frames"] if own else demo.env_steps(run)
+        result["minutes"] = round(sum(seconds.get(f"train_{each}", 0.0) for each in policy.trained) / 60, 2)
+    if policy.key != demo.baseline:
+        result["paired"] = compare(evaluations[demo.baseline], evaluation).to_json()
+    return result
+
+
+def describe_episodes(data: Path) -> dict[str, Any]:
+    """How many episodes a collected dataset has, how long they are, and how many succeed."""
+    episodes = json.loads((data / LOG_FILE).read_text(encoding="utf-8"))["episodes"]
+    written = [episode for episode in episodes if episode["lost"] is None]
+    successes, frames = (sum(episode[name] for episode in written) for name in ("success", "length"))
+    about = {"episodes": len(written), "successes": successes, "success": successes / max(1, len(written))}
+    return {**about, "frames": frames}
+
+
+def summarize(demo: Demo, results: Mapping[str, Any]) -> str:
+    """The subject against the baseline, in one sentence."""
+    subject, baseline = read_results({key: results[key] for key in (demo.subject, demo.baseline)})
+    return headline(subject, baseline)
+
+
+def next_commands(demo: Demo, results: Mapping[str, Any]) -> list[str]:
+    """Watch it, compare it with the best control, check what it exports, use it on something real."""
+    subject = demo.path(demo.subject)
+    exported = RunFiles(demo.out / demo.subject).policies / str(results[demo.subject]["step"])
+    return [
+        f"pirl envs play --checkpoint {subject} --out {demo.path('film.gif')}",
+        f"pirl eval {demo.path(demo.rival)} {subject} {DENOISING_STEPS}",
+        f"pirl convert {shlex.quote(str(exported))} --check",
+        demo.next_command,
+    ]
+
+
+# Page
+
+
+def write_report(demo: Demo, results: Mapping[str, Any]) -> Path:
+    """Write the page; gives its path."""
+    about, measured = results["about"], {key: result for key, result in results.items() if key in demo.names}
+    data, when = about["demonstrations"], datetime.fromisoformat(about["finished"])
+    colors = {policy.name: index for index, policy in enumerate(demo.policies)}
+    introduction = demo.introduction.format(
+        policies=len(measured),
+        episodes=demo.episodes,
+        demonstrations=f"{data['episodes']:,}",
+        success=f"{100 * data['success']:.0f} %",
+        env_steps=f"{results[demo.subject]['env_steps']:,}",
+    )
+    baseline = demo.names[demo.baseline]
+    is_ript = not isinstance(demo.rl.agent, ACRLPDConfig)
+    sections = [
+        comparison_section(read_results(measured), baseline=baseline, colors=colors, introduction=introduction),
+        *draw_curves(demo, colors),
+        _before_and_after(demo) if is_ript else _critics(demo),
+        Section("What to run next", code_block("\n".join(next_commands(demo, results)))),
+        _provenance(demo, about),
+    ]
+    quick = " · quick run: the numbers mean nothing" * demo.quick
+    subtitle = f"{demo.command} · Tabletop · {when:%d %B %Y}{quick}"
+    write_file(demo.out / PAGE_FILE, build_page(demo.title, summarize(demo, results), sections, subtitle=subtitle))
+    return demo.out / PAGE_FILE
+
+
+def draw_curves(demo: Demo, colors: Mapping[str, int]) -> list[Section]:
+    """The curves of all runs over updates; those of RIPT's rollouts over environment steps."""
+    runs = {run: read_run(demo.out / run, demo.names[run]) for run in demo.runs}
+    if isinstance(demo.rl.agent, ACRLPDConfig):
+        return [curves_section(list(runs.values()), colors=colors)]
+    success, *others = ROLLOUTS
+    held_out = replace(PANELS[0], title="Success on held-out initial states")
+    panels = (replace(success, title="Success in rollouts"), held_out, *others)
+    ript = [over_metric(runs[demo.subject], "rollout/env_steps")]
+    rollouts = curves_section(ript, panels=panels, colors=colors, title="Rollouts", unit="environment steps")
+    rollouts = replace(rollouts, introduction="RIPT by iteration, over environment steps.")
+    return [rollouts, curves_section(list(runs.values()), panels=PANELS[1:], colors=colors)]
+
+
+def _critics(demo: Demo) -> Section:
+    """A success and a failure of the baseline, with the values by the critics of the subject."""
+    assert demo.rl.env is not None
+    baseline, subject = demo.names[demo.baseline], demo.names[demo.subject]
+    episodes = replay_episodes(
+        demo.out / demo.subject,
+        demo.out / demo.baseline,
+        read_evaluation(demo.evaluation(demo.baseline)),
+        make_video_env(demo.rl.env),
+        title=baseline,
+        execute_steps=demo.rl.evaluation.execute_steps,
+    )
+    introduction = (
+        f"Episodes of {baseline} from held-out initial states, with the values that the critics of {subject} assign to "
+        "each chunk that the policy planned."
+    )
+    return episodes_section(episodes, introduction=introduction)
+
+
+def _before_and_after(demo: Demo) -> Section:
+    """The same start by the baseline and by the subject: the first that it has won, if any."""
+    assert demo.rl.env is not None
+    env, keys = make_video_env(demo.rl.env), (demo.baseline, demo.subject)
+    first, second = (read_evaluation(demo.evaluation(key)) for key in keys)
+    policies = [evaluated_policy(demo.out / key, first, env) for key in keys]
+    after = {(result.task, result.seed): result for result in second.results if result.lost is None}
+    pairs = [(one, after[one.task, one.seed]) for one in first.results if (one.task, one.seed) in after]
+    won = [one for one, other in pairs if one.lost is None and other.success and not one.success]
+    for result in won[:ATTEMPTS] or [first.results[0]]:
+        start, steps = Start(result.task, result.seed), demo.rl.evaluation.execute_steps
+        played = [play(env, policy, start, execute_steps=steps, render=True) for policy in policies]
+        if [episode.success for episode, _ in played] == [False, True]:
+            break
+    body = ""
+    for key, (episode, video) in zip(keys, played, strict=True):
+        assert video is not None
+        outcome = "success after" if episode.success else "no success in"
+        body += figure(image_strip(video.frames), "", f"{demo.names[key]}: {outcome} {episode.length} steps")
+    counts, (before, now) = compare(first, second).pairs, (demo.names[key] for key in keys)
+    introduction = (
+        f"From {counts.only_second} of the held-out initial states {now} succeeds where {before} fails, and from "
+        f"{counts.only_first} it is the reverse. Both are shown from the same one"
+        f"{f', among the first where only {now} succeeds' if won else ''}; time runs from left to right: {result.prompt}."
+    )
+    return Section("Before and after", body, introduction)
+
+
+def _provenance(demo: Demo, about: Mapping[str, Any]) -> Section:
+    stages, seconds = demo.stages, about["seconds"]
+    steps = list(all_steps(stages))
+    total = sum(max(sum(seconds.get(step.name, 0.0) for step in lane) for lane in lanes) for lanes in stages)
+    facts = {
+        "Finished": datetime.fromisoformat(about["finished"]).strftime("%d %B %Y, %H:%M UTC"),
+        "Total time": _minutes(total),
+        **{f"Time: {step.title}": _minutes(seconds.get(step.name, 0.0)) for step in steps},
+        **describe_machine(),
+        "Versions": ", ".join(f"{name} {version}" for name, version in about["versions"].items()),
+    }
+    configs = {run: load_config(RunFiles(demo.out / run).config_file, None) for run in demo.runs}
+    introduction = (
+        f"Every number and image on this page comes from these commands, which {demo.command} runs, some of them two at "
+        "a time. In the table of settings, a dash means the default, or that the learner has no such setting; the "
+        "config.yaml of each run has all settings."
+    )
+    return provenance_section(
+        commands=[shlex.join(("pirl", *step.command)) for step in steps],
+        configs={demo.names[run]: _settings(config) for run, config in configs.items()},
+        facts=facts,
+        introduction=introduction,
+    )
+
+
+def _settings(config: RLTrainConfig) -> dict[str, Any]:
+    """A configuration without what its learner has by default: learners share few fields."""
+    plain = to_plain(config)
+    default = to_plain(replace(config, agent=type(config.agent)()))["agent"]
+    return plain | {"agent": {"learner": plain["agent"]["learner"], **_changed(plain["agent"], default)}}
+
+
+def _changed(values: Mapping[str, Any], default: Mapping[str, Any]) -> dict[str, Any]:
+    changed = {}
+    for name, value in values.items():
+        if isinstance(value, Mapping) and isinstance(default.get(name), Mapping):
+            if inner := _changed(value, default[name]):
+                changed[name] = inner
+        elif value != default.get(name):
+            changed[name] = value
+    return changed
+
+
+def _minutes(seconds: float) -> str:
+    return f"{int(seconds) // 60} min {int(seconds) % 60:02d} s"
