@@ -16,7 +16,7 @@ def to_uint8_hwc(
     """
     if image.ndim < 3 or 3 not in (image.shape[-3], image.shape[-1]):
         raise DataError(
-            f"an image has shape {image.shape}; expected three colour channels, first (..., 3, height, width) or last "
+            f"an image has shape {image.shape}; expected three color channels, first (..., 3, height, width) or last "
             "(..., height, width, 3)."
         )
     if np.issubdtype(image.dtype, np.floating):

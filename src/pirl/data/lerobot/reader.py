@@ -260,9 +260,8 @@ class Dataset:
         with self._lock:
             if camera not in self._segments:
                 chosen = set(self.episode_ids.tolist())
-                found, problems = find_segments(
-                    self.root, self.info, self.listing, self.whole.episode_ids, self.whole.starts, chosen, camera
-                )
+                lengths = dict(zip(self.whole.episode_ids.tolist(), np.diff(self.whole.starts).tolist(), strict=True))
+                found, problems = find_segments(self.root, self.info, self.listing, lengths, chosen, camera)
                 segments = [found.get(number) for number in self.episode_ids.tolist()]
                 self._segments[camera] = segments, _concerning(problems, chosen)
             return self._segments[camera]

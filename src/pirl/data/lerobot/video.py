@@ -2,10 +2,11 @@
 
 import io
 import os
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -139,61 +140,68 @@ class Segment:
 
 
 def find_segments(
-    root: Path,
-    info: Info,
-    listing: Listing,
-    episode_ids: Int64[np.ndarray, " episodes"],
-    starts: Int64[np.ndarray, " episodes_plus_one"],
-    wanted: Collection[int],
-    camera: str,
+    root: Path, info: Info, listing: Listing, lengths: Mapping[int, int], wanted: Collection[int], camera: str
 ) -> tuple[dict[int, Segment], list[Problem]]:
     """Where episodes are in a camera's videos, by number, and what is wrong there.
 
-    Only files of `wanted` episodes are opened, but all episodes count in the placing of those.
+    Only files of `wanted` episodes are opened, but all episodes (`lengths`, by number) count in the placing of those.
     """
     problems: list[Problem] = []
     by_file: dict[str, list[int]] = {}
-    for position, episode in enumerate(episode_ids.tolist()):
+    for episode in lengths:
         relative = _video_file(info, listing, episode, camera)
         if relative is None:
             problems.append(Problem(UNLISTED, episode=episode, column=camera))
         else:
-            by_file.setdefault(relative, []).append(position)
-    numbers = episode_ids.tolist()
-    opened = {file: positions for file, positions in by_file.items() if any(numbers[p] in wanted for p in positions)}
+            by_file.setdefault(relative, []).append(episode)
+    opened = {file: episodes for file, episodes in by_file.items() if not set(wanted).isdisjoint(episodes)}
     segments: dict[int, Segment] = {}
-    # Most of the time goes into waiting for the disk.
-    with ThreadPoolExecutor(16, "open-videos") as pool:
+    with ThreadPoolExecutor(16, "open-videos") as pool:  # most of the time goes into waiting for the disk
         videos = list(pool.map(lambda relative: _open_video(root, relative), opened))
-    for (relative, video), positions in zip(videos, opened.values(), strict=True):
+    for (relative, video), episodes in zip(videos, opened.values(), strict=True):
         if isinstance(video, str):
-            problems += [Problem(video, "problem", numbers[position], relative, camera) for position in positions]
+            problems += [Problem(video, "problem", episode, relative, camera) for episode in episodes]
             continue
         if relative not in opened:
             message = f"info.json says videos/, the files are in {Path(relative).parts[0]}/; read from there"
             if not any(problem.message == message for problem in problems):
                 problems.append(Problem(message, severity="note"))
+        complain = partial(_complain, problems, relative, camera)
         if info.is_v3:
-            found = _split(video, relative, positions, info, listing, episode_ids, starts, camera, problems)
+            starts_s = {episode: listing.episodes[episode].videos[camera].start_s for episode in episodes}
+            segments |= _split(video, starts_s, lengths, info.fps, complain)
         else:
-            found = _whole(video, relative, positions[0], episode_ids, starts, camera, problems)
-        segments |= {numbers[position]: segment for position, segment in found.items()}
+            segments |= _whole(video, episodes[0], lengths[episodes[0]], complain)
     return segments, problems
 
 
+Complain = Callable[..., None]
+
+
+def _complain(
+    problems: list[Problem],
+    file: str,
+    camera: str,
+    message: str,
+    episode: int | None = None,
+    severity: Literal["problem", "note"] = "problem",
+) -> None:
+    problems.append(Problem(message, severity, episode, file, camera))
+
+
 def _open_video(root: Path, relative: str) -> tuple[str, VideoIndex | str]:
-    """The index of a video, or why there is none, and where the file is."""
+    """Where the file is, and the index of a video or why there is none."""
     try:
         path = resolve_inside(root, relative, links=True)
         # Seen in hand-made data: the directory is called video, info.json says videos.
         if not path.is_file() and relative.startswith("videos/"):
             other = relative.replace("videos", "video", 1)
-            if (place := resolve_inside(root, other, links=True)).is_file():
-                path, relative = place, other
+            if (candidate := resolve_inside(root, other, links=True)).is_file():
+                path, relative = candidate, other
         if not path.is_file():
             return relative, pointer_advice(path) or MISSING
         return relative, index_video(path)
-    except (OSError, ValueError, DataError) as error:
+    except (OSError, ValueError) as error:
         return relative, str(error)
 
 
@@ -201,40 +209,23 @@ def _video_file(info: Info, listing: Listing, episode: int, camera: str) -> str 
     if not info.is_v3:
         return fill(info.video_path, chunk=episode // info.chunks_size, file=episode, camera=camera)
     listed = listing.episodes.get(episode)
-    place = listed.videos.get(camera) if listed else None
-    return fill(info.video_path, chunk=place.chunk, file=place.file, camera=camera) if place else None
+    position = listed.videos.get(camera) if listed else None
+    return fill(info.video_path, chunk=position.chunk, file=position.file, camera=camera) if position else None
 
 
-def _whole(
-    video: VideoIndex,
-    relative: str,
-    position: int,
-    episode_ids: np.ndarray,
-    starts: np.ndarray,
-    camera: str,
-    problems: list[Problem],
-) -> dict[int, Segment]:
+def _whole(video: VideoIndex, episode: int, length: int, complain: Complain) -> dict[int, Segment]:
     """v2: a file is an episode. Frames beyond those of the data are left out, as LeRobot does by going by time."""
-    length, episode = int(starts[position + 1] - starts[position]), int(episode_ids[position])
+    said = f"the video has {len(video)} frames, the data {length}"
+    if len(video) < length:
+        complain(f"{said}, so which belong together cannot be told", episode)
+        return {}
     if len(video) > length:
-        message = f"the video has {len(video)} frames, the data {length}; the first {length} frames are used"
-        problems.append(Problem(message, "note", episode, relative, camera))
-    elif len(video) < length:
-        message = f"the video has {len(video)} frames, the data {length}, so which belong together cannot be told"
-        problems.append(Problem(message, "problem", episode, relative, camera))
-    return {position: Segment(video, 0)} if len(video) >= length else {}
+        complain(f"{said}; the first {length} frames are used", episode, "note")
+    return {episode: Segment(video, 0)}
 
 
 def _split(
-    video: VideoIndex,
-    relative: str,
-    positions: list[int],
-    info: Info,
-    listing: Listing,
-    episode_ids: np.ndarray,
-    starts: np.ndarray,
-    camera: str,
-    problems: list[Problem],
+    video: VideoIndex, starts_s: Mapping[int, float], lengths: Mapping[int, int], fps: float, complain: Complain
 ) -> dict[int, Segment]:
     """v3: episodes lie one after the other.
 
@@ -243,48 +234,42 @@ def _split(
     Otherwise (episodes were removed from the lists, say) start times have to do. One can be believed if it is that of a
     frame, to a quarter of one, and the episode shares no frames with another.
     """
-    starts_s = {p: listing.episodes[int(episode_ids[p])].videos[camera].start_s for p in positions}
-    positions = sorted(positions, key=lambda position: (starts_s[position], position))
-    times = np.array([starts_s[position] for position in positions])
-    lengths = starts[np.array(positions) + 1] - starts[positions]
-
-    def complain(message: str, severity: Literal["problem", "note"] = "problem", place: int | None = None) -> None:
-        episode = None if place is None else int(episode_ids[positions[place]])
-        problems.append(Problem(message, severity, episode, relative, camera))
-
-    if lengths.sum() == len(video):
-        firsts = np.cumsum(lengths) - lengths
-        off = times * info.fps - firsts
+    episodes = sorted(starts_s, key=lambda episode: (starts_s[episode], episode))
+    times = np.array([starts_s[episode] for episode in episodes])
+    counts = np.array([lengths[episode] for episode in episodes])
+    if counts.sum() == len(video):
+        firsts = np.cumsum(counts) - counts
+        off = times * fps - firsts
         steps = np.diff(off, prepend=0)
         is_off = np.abs(off) > 0.5
         after_jump = np.logical_or.accumulate(is_off & (np.abs(steps) > 0.75))
         lost = "the video or the lists have lost frames"
-        for place in np.flatnonzero(is_off).tolist():
-            said = f"from_timestamp is {times[place]:.4f} s; counting frames gives {firsts[place] / info.fps:.4f} s"
-            if after_jump[place]:
-                complain(f"{said}: {lost}", place=place)
+        for i in np.flatnonzero(is_off).tolist():
+            said = f"from_timestamp is {times[i]:.4f} s; counting frames gives {firsts[i] / fps:.4f} s"
+            if after_jump[i]:
+                complain(f"{said}: {lost}", episodes[i])
             else:
-                complain(f"{said}, which is used", "note", place)
-        for place in np.flatnonzero((steps[1:] < -0.75) & is_off[1:] & ~is_off[:-1]).tolist():
-            complain(f"the next episode begins {-steps[place + 1]:.1f} frames too early: {lost}", place=place)
-        return {position: Segment(video, first) for position, first in zip(positions, firsts.tolist(), strict=True)}
+                complain(f"{said}, which is used", episodes[i], "note")
+        for i in np.flatnonzero((steps[1:] < -0.75) & is_off[1:] & ~is_off[:-1]).tolist():
+            complain(f"the next episode begins {-steps[i + 1]:.1f} frames too early: {lost}", episodes[i])
+        return {episode: Segment(video, first) for episode, first in zip(episodes, firsts.tolist(), strict=True)}
     firsts = np.array([video.nearest(time) for time in times.tolist()])
     shown = np.array([video.time(first) for first in firsts.tolist()])
-    is_frame = np.abs(shown - times) * info.fps <= 0.25
-    overlaps = firsts[:-1] + lengths[:-1] > firsts[1:]
-    said = f"the video has {len(video)} frames, its {len(positions)} episodes have {lengths.sum()}"
+    is_frame = np.abs(shown - times) * fps <= 0.25
+    overlaps = firsts[:-1] + counts[:-1] > firsts[1:]
+    said = f"the video has {len(video)} frames, its {len(episodes)} episodes have {counts.sum()}"
     found = {}
-    for place, (position, first, length) in enumerate(zip(positions, firsts.tolist(), lengths.tolist(), strict=True)):
-        if first + length > len(video):
-            complain(f"needs {length} frames from frame {first} on; {said}", place=place)
-        elif not is_frame[place]:
-            complain(f"from_timestamp {times[place]:.4f} s is that of no frame; {said}", place=place)
-        elif overlaps[max(place - 1, 0) : place + 1].any():
-            complain(f"shares frames with another episode, by from_timestamp; {said}", place=place)
+    for i, (episode, first, count) in enumerate(zip(episodes, firsts.tolist(), counts.tolist(), strict=True)):
+        if first + count > len(video):
+            complain(f"needs {count} frames from frame {first} on; {said}", episode)
+        elif not is_frame[i]:
+            complain(f"from_timestamp {times[i]:.4f} s is that of no frame; {said}", episode)
+        elif overlaps[max(i - 1, 0) : i + 1].any():
+            complain(f"shares frames with another episode, by from_timestamp; {said}", episode)
         else:
-            found[position] = Segment(video, first)
+            found[episode] = Segment(video, first)
     if found:
-        complain(f"{said}; they are placed by from_timestamp", "note")
+        complain(f"{said}; they are placed by from_timestamp", severity="note")
     return found
 
 
