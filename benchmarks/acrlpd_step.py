@@ -32,9 +32,9 @@ import numpy as np
 
 from pirl.agents.acrlpd import ACRLPDAgent
 from pirl.agents.bc import BCAgent
-from pirl.agents.config import BCConfig
+from pirl.agents.config import ACRLPDConfig, BCConfig
 from pirl.agents.encoding import Encoded
-from pirl.config.presets.full_size import ACRLPD
+from pirl.config import get_config
 from pirl.data import ChunkBatch
 from pirl.models import ExpertConfig, Observation, Pi0Config, VisionConfig, create_model
 
@@ -46,6 +46,8 @@ MODEL = Pi0Config(
     dtype="float32",
     tokenizer="tiny",
 )
+ACRLPD = get_config("droid").agent
+assert isinstance(ACRLPD, ACRLPDConfig)
 AGENT = dataclasses.replace(
     ACRLPD,
     horizon_length=20,

@@ -21,7 +21,7 @@ from typing import Any
 import jax
 
 from pirl.agents.config import BCConfig
-from pirl.config import RLTrainConfig, get_config
+from pirl.config import RLTrainConfig, get_config, override_config
 from pirl.models import ExpertConfig, Pi0Config, VisionConfig, transformer, vision
 from pirl.plan.measure import abstract_setup, read_traffic, trace_update
 from pirl.training.setup import agent_shapes, create_agent
@@ -49,7 +49,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="full size from shapes; nothing is allocated or compiled")
     quick = parser.parse_args().quick
-    ratios = {name: planned(name) for name in ("aloha_fold", "rl_fold_box", "aloha_fold_bc", "aloha_fold_lora")}
+    fold = get_config("aloha_fold")
+    configs = {"aloha_fold": fold, "rl_fold_box": get_config("rl_fold_box")}
+    configs["aloha_fold_bc"] = override_config(fold, {"agent.learner": "bc"})
+    configs["aloha_fold_lora"] = override_config(fold, {"model.preset": "pi0_lora", "agent.policy_ema_decay": None})
+    ratios = {name: planned(name, config) for name, config in configs.items()}
     measured: dict[str, Any] = {} if quick else {"allocated": allocated()} | activations()
     result = {
         "name": "fsdp_bytes",
@@ -62,9 +66,9 @@ def main() -> None:
     print(json.dumps(result))
 
 
-def planned(name: str) -> float:
-    """The ratio for a preset whose state exists as shapes only."""
-    config = dataclasses.replace(get_config(name), fsdp_devices=DEVICES)
+def planned(name: str, config: RLTrainConfig) -> float:
+    """The ratio for a configuration whose state exists as shapes only."""
+    config = dataclasses.replace(config, fsdp_devices=DEVICES)
     leaves = jax.tree.leaves(agent_shapes(abstract_setup(config, jax.devices())))
     total = sum(leaf.size * leaf.dtype.itemsize for leaf in leaves)
     held = sum(math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize for leaf in leaves)
@@ -75,7 +79,7 @@ def planned(name: str) -> float:
 
 def middle_size() -> RLTrainConfig:
     """A policy small enough to be made here, and large enough for the rule to shard most of it."""
-    base = get_config("aloha_fold_bc")
+    base = override_config(get_config("aloha_fold"), {"agent.learner": "bc"})
     assert isinstance(base.agent, BCConfig)
     agent = dataclasses.replace(base.agent, augment=False)
     return dataclasses.replace(base, model=MIDDLE, agent=agent, from_scratch=True, fsdp_devices=DEVICES)

@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from pirl.agents.config import ACRLPDConfig
-from pirl.config.presets import get_config
+from pirl.config import get_config
 from pirl.demo.plans import ACRLPD_EXPERT, CLONE_UPDATES
 from pirl.envs.experts import ExpertConfig
 from pirl.envs.intervals import wilson

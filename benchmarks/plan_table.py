@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[1]
 BEGIN, END = "<!-- made by benchmarks/plan_table.py -->", "<!-- end of the table -->"
 VARIANTS = {
     "everything": "aloha_fold",
-    "LoRA": "aloha_fold_lora",
+    "LoRA": "aloha_fold --model pi0_lora --agent.policy-ema-decay none",
     "action expert": "aloha_fold --agent.freeze vision,language",
 }
 TOPOLOGIES = {"h100:8": 8, "a100:8": 8, "v5p:2x2x2": 8, "v6e:2x4": 8, "v5e:2x4": 8, "a100-40:4": 4, "rtx4090:4": 4}

@@ -190,7 +190,7 @@ def seeds(reader: str) -> Iterator[str]:
         yield from (json.dumps(get_model_config(name).to_dict()) for name in ("tiny", "tiny_lora"))
     elif reader == "load_config":
         from pirl.config import get_config
-        from pirl.config.values import to_plain
+        from pirl.config.io import to_plain
 
         yield from (json.dumps(to_plain(get_config(name))) for name in ("demo_bc", "demo", "demo_ript"))
         yield "preset: demo_bc\nsteps: 3\nagent:\n  learner: bc\n  optimizer: {peak_lr: 3e-4}\nenv: {id: tabletop}\n"

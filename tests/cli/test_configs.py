@@ -16,18 +16,16 @@ def test_every_preset_is_listed_with_learner_model_and_purpose(call):
     assert call("configs", "list")[1] == out
     lines = {line.split()[0]: line for line in out.splitlines() if line.strip()}
     assert set(list_configs()) <= set(lines)
-    assert "acrlpd" in lines["aloha_fold_pi05_lora"]
-    assert "π₀.₅, LoRA" in lines["aloha_fold_pi05_lora"]
-    assert " bc " in lines["demo_bc"]
-    assert "tiny π₀" in lines["demo"]
+    assert lines["aloha_fold"].split()[1:3] == ["acrlpd", "pi0_base"]
+    assert lines["demo_bc"].split()[1:3] == ["bc", "tiny"]
 
 
 def test_a_preset_is_shown_as_a_file_that_trains(call, tmp_path):
-    code, out, _ = call("configs", "show", "droid_pi05")
+    code, out, _ = call("configs", "show", "droid")
     assert code == 0
     (tmp_path / "droid.yaml").write_text(out)
-    assert load_config(tmp_path / "droid.yaml") == get_config("droid_pi05")
-    assert "# Command: pirl train droid_pi05 " in out
+    assert load_config(tmp_path / "droid.yaml") == get_config("droid")
+    assert "# Command: pirl train droid " in out
 
 
 @pytest.mark.parametrize(

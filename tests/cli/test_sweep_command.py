@@ -23,7 +23,7 @@ BASE = ("sweep", "demo_state_bc", "--exp-name", "rate", "--data.repo-id", ".", "
         ((*BASE,), "pass at least one, such as --param agent.optimizer.peak-lr="),
         (("sweep", "demo_state_bc", *RATES), "needs a name: --exp-name"),
         ((*BASE, "--param", "agent.optimizer.peak-lr=1,fast"), "--agent.optimizer.peak-lr should be a number"),
-        ((*BASE, *RATES, "--batch-size", "0"), "batch_size = 0 should be 1 or more"),
+        ((*BASE, *RATES, "--batch-size", "0"), "batch_size = 0 should be at least 1"),
         ((*BASE, *RATES, "--metric", "eval/succes"), "Did you mean eval/success?"),
         ((*BASE, *RATES, "--rungs", "5", "--iterations", "9"), "leave them out"),
         ((*BASE, *RATES, "--reduction", "1"), "should be at least 2"),

@@ -136,7 +136,7 @@ def test_a_run_that_is_not_there_cannot_be_resumed(call, tmp_path):
         (("demo", "--exp-name", "x", "--env.objects", "four"), "objects should be a whole number; it is 'four'"),
         (("demo", "--exp-name", "x", "--env.id", "tabeltop"), "Did you mean tabletop?"),
         (("demo", "--exp-name", "x", "--steps", "many"), "--steps should be a whole number; it is 'many'."),
-        (("demo", "--exp-name", "x", "--agent.discount", "3"), "--agent: discount should be in [0, 1]; it is 3.0"),
+        (("demo", "--exp-name", "x", "--agent.discount", "3"), "--agent: discount = 3.0 should be in [0, 1]"),
         (
             ("demo", "--exp-name", "x", "--agent.actor-mode", "pg"),
             "--agent.actor-mode should be awr or distill or condition or bc",

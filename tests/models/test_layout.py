@@ -12,7 +12,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from builders import MICRO
 from pirl.config import get_config, override_config, parse_config
-from pirl.config.files import format_config
+from pirl.config.io import format_config
 from pirl.errors import ConfigError
 from pirl.models import Pi0Config, get_model_config
 from pirl.models.layout import spread

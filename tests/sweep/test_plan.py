@@ -106,7 +106,7 @@ def test_rungs_count_what_comes_last_in_a_run():
         ({}, None),
         ({"metric": "val/loss"}, "no episodes are held out"),
         ({"metric": "val/loss", "given": 50}, "measured every 50 updates"),
-        ({"space": {"batch_size": CategoricalDistribution(("8", "0"))}}, "with batch_size = 0 and steps = 2, "),
+        ({"space": {"batch_size": CategoricalDistribution(("8", "0"))}}, "batch_size = 0 should be at least 1"),
         ({"space": {"steps": CategoricalDistribution(("8", "9"))}}, "cannot be varied"),
         ({"space": {"online.env_steps": CategoricalDistribution(("0", "9"))}}, "environment steps, other runs updates"),
     ],

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pirl.config.parts import HealthConfig, StoppingConfig
+from pirl.config.schema import HealthConfig, StoppingConfig
 from pirl.errors import TrainingError
 from pirl.run_files import RunFiles
 from pirl.training.health import MAX_RECORDED, Diverged, EarlyStopping, RolloutMonitor, StopSignal, UpdateGuard, guarded

@@ -19,7 +19,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from training_runs import RIPT_TOY, once, read_state, values_of
 
 from pirl.config import get_config
-from pirl.config.train import HostsConfig
+from pirl.config.schema import HostsConfig
 from pirl.errors import ConfigError
 from pirl.interop import NormStats, save_policy
 from pirl.models import create_model

@@ -13,7 +13,7 @@ from builders import random_model
 from pirl.agents.acrlpd import ACRLPDAgent
 from pirl.cli.main import main
 from pirl.config import CheckpointConfig, get_config, override_config
-from pirl.config.files import format_config
+from pirl.config.io import format_config
 from pirl.models import get_parameters
 from pirl.training import sharding
 from pirl.training.checkpoints import Checkpoints

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pirl.config.parts import LoggingConfig
+from pirl.config.schema import LoggingConfig
 from pirl.errors import ConfigError
 from pirl.training.metrics import MetricsLog
 from pirl.training.writers import JsonLines
@@ -288,7 +288,7 @@ def test_trackio_keeps_the_run_on_this_machine_and_prints_nothing(tmp_path: Path
     program = """
 import sys
 from pathlib import Path
-from pirl.config.parts import LoggingConfig
+from pirl.config.schema import LoggingConfig
 from pirl.training.metrics import MetricsLog
 run, config, position = Path(sys.argv[1]), LoggingConfig(tensorboard=False, trackio=True, project="folding"), None
 for step in (10, 20):

@@ -12,7 +12,7 @@ from jax.sharding import AxisType
 from builders import MICRO, random_model, random_observation
 from pirl.agents.config import ACRLPDConfig, BCConfig, OptimizerConfig, RIPTConfig
 from pirl.agents.ript import RolloutBatch
-from pirl.config.train import RLTrainConfig
+from pirl.config.schema import RLTrainConfig
 from pirl.data.chunks import ChunkBatch
 from pirl.models import LoraConfig
 from pirl.models.critic import CriticConfig

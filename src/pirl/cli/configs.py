@@ -19,39 +19,34 @@ class Configs:
     """The preset to show."""
 
     def run(self) -> int:
-        if self.command == "show" and self.name is not None:
-            return _show(self.name)
-        if self.command == "list" and self.name is None:
-            return _list()
-        if self.command in ("list", "show"):
+        if self.command not in ("list", "show"):
+            question = did_you_mean(self.command, ("list", "show")) or f"Did you mean show {self.command}? "
+            raise UserError(f"pirl configs has no command {self.command}. {question}See pirl configs --help.")
+        if (self.command == "show") != (self.name is not None):
             takes = "no preset name" if self.command == "list" else "the name of a preset"
             raise UserError(f"pirl configs {self.command} takes {takes}.")
-        question = did_you_mean(self.command, ("list", "show")) or f"Did you mean show {self.command}? "
-        raise UserError(f"pirl configs has no command {self.command}. {question}See pirl configs --help.")
+        if self.name is None:
+            _list()
+        else:
+            _show(self.name)
+        return 0
 
 
-def _list() -> int:
-    from pirl.config import LEARNERS, get_preset, list_configs
+def _list() -> None:
+    from pirl.config.presets import find_choice, get_preset, list_configs
 
     rows = []
     for name in list_configs():
-        preset = get_preset(name)
-        (learner,) = (learner for learner, kind in LEARNERS.items() if type(preset.config.agent) is kind)
-        model = preset.config.model
-        size = "tiny " if model.language.width < 512 else ""
-        lora = ", LoRA" if model.language.has_lora or model.action_expert.has_lora else ""
-        rows.append((name, learner, f"{size}{'π₀.₅' if model.pi05 else 'π₀'}{lora}", preset.summary))
+        learner, model = find_choice(name, "agent", "learner"), find_choice(name, "model", "preset")
+        rows.append((name, learner, model, get_preset(name).summary))
     show(table(("name", "learner", "model", "what it is for"), rows))
     print("\npirl configs show NAME prints one; pirl train NAME --exp-name RUN trains it.")
-    return 0
 
 
-def _show(name: str) -> int:
-    from pirl.config import format_config, get_preset
+def _show(name: str) -> None:
+    from pirl.config import format_config, get_config, get_preset
 
-    preset = get_preset(name)
-    for line in preset.about.splitlines():
+    for line in get_preset(name).about.splitlines():
         print(f"# {line}".rstrip())
     print()
-    print(format_config(preset.config), end="")
-    return 0
+    print(format_config(get_config(name)), end="")

@@ -132,7 +132,7 @@ def take_settings(arguments: Sequence[str], program: str, command: Any) -> tuple
 
 def _is_switch(name: str, flag: str, own: list[str], program: str) -> bool:
     """Whether a field of the configuration is true or false; raises if there is no such field."""
-    from pirl.config.values import list_fields
+    from pirl.config.io import list_fields
 
     if name.startswith("env."):
         return False  # the environment knows its options

@@ -1,59 +1,41 @@
-"""The configuration of a training run: typed fields, presets, YAML files, checks. Names are loaded lazily."""
+"""The configuration of a training run: schema, presets, YAML and options, checks. Names are loaded when they are used."""
 
-from typing import TYPE_CHECKING
-
-from pirl.lazy import lazy_names
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pirl.config.checks import check_config, check_data, check_layout
-    from pirl.config.debugging import debug_config
-    from pirl.config.files import (
+    from pirl.config.io import (
         config_differences,
+        debug_config,
         format_config,
+        get_config,
         load_config,
         override_config,
         parse_config,
         save_config,
+        to_plain,
     )
-    from pirl.config.parts import (
+    from pirl.config.presets import Preset, get_preset, list_configs
+    from pirl.config.schema import (
+        LEARNERS,
+        AgentConfig,
         CheckpointConfig,
         DataConfig,
         EvaluationConfig,
         HealthConfig,
+        HostsConfig,
         LoggingConfig,
         OnlineConfig,
+        RLTrainConfig,
         RolloutConfig,
         StoppingConfig,
     )
-    from pirl.config.presets import Preset, get_config, get_preset, list_configs
-    from pirl.config.train import LEARNERS, AgentConfig, RLTrainConfig
-    from pirl.config.values import to_plain
 
-__getattr__, __dir__, __all__ = lazy_names(
-    __name__,
-    {
-        "checks": ("check_config", "check_data", "check_layout"),
-        "debugging": ("debug_config",),
-        "files": (
-            "config_differences",
-            "format_config",
-            "load_config",
-            "override_config",
-            "parse_config",
-            "save_config",
-        ),
-        "parts": (
-            "CheckpointConfig",
-            "DataConfig",
-            "EvaluationConfig",
-            "HealthConfig",
-            "LoggingConfig",
-            "OnlineConfig",
-            "RolloutConfig",
-            "StoppingConfig",
-        ),
-        "presets": ("Preset", "get_config", "get_preset", "list_configs"),
-        "train": ("LEARNERS", "AgentConfig", "RLTrainConfig"),
-        "values": ("to_plain",),
-    },
-)
+
+def __getattr__(name: str) -> Any:
+    """Find a public name; only the presets do not need JAX, which takes seconds to import."""
+    for module in ("presets", "schema", "io", "checks"):
+        if not name.startswith("_") and name in (names := vars(import_module(f"{__name__}.{module}"))):
+            return names[name]
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

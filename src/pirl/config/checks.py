@@ -1,17 +1,15 @@
-"""Whether a configuration can work, before anything heavy: every problem at once, each with what to do about it."""
+"""Whether the parts of a configuration fit together: every problem at once, each with what to do about it."""
 
 import dataclasses
-import functools
 import math
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from pirl.agents.config import ACRLPDConfig, BCConfig, RIPTConfig
 from pirl.config.metrics import check_metric
-from pirl.config.train import RLTrainConfig
+from pirl.config.schema import RLTrainConfig
 from pirl.data.lerobot.reader import Dataset, is_hub_id
 from pirl.data.robots import Robot, load_robot
 from pirl.data.transforms import indicate
@@ -26,62 +24,42 @@ from pirl.models.config import get_model_config
 from pirl.models.tokenizer import Tokenizer
 
 _LONGEST_PROMPT = 10_000  # tokens that are counted
-# The least value of each field.
-_AT_LEAST = {
-    0: (
-        *(
-            "steps",
-            "seed",
-            "validation_every",
-            "online.env_steps",
-            "online.seed",
-            "evaluation.every",
-            "evaluation.seed",
-        ),
-        *("evaluation.videos", "stopping.min_delta", "data.prefetch", "rollout.iterations", "rollout.seed"),
-        *("rollout.videos_every", "health.max_rollbacks", "health.min_success_ratio", "health.min_speed_ratio"),
-        "health.max_value_excess",
-        *("data.selection.success_weight", "data.selection.failure_weight"),
-    ),
-    1: (
-        *("batch_size", "fsdp_devices", "validation_batches", "online.updates_per_scan", "online.episodes_per_round"),
-        *("online.capacity", "evaluation.episodes", "evaluation.execute_steps", "evaluation.envs", "checkpoints.every"),
-        *("checkpoints.max_to_keep", "checkpoints.keep_period", "logging.every", "stopping.patience"),
-        *("health.max_skipped", "data.episodes_per_memory_pool", "rollout.groups", "rollout.budget"),
-        *("rollout.max_barren", "rollout.capacity"),
-    ),
-    2: ("rollout.attempts",),
-}
 
 
 def check_config(
     config: RLTrainConfig, *, device_count: int | None = None, process_count: int = 1, resume: bool = False
 ) -> None:
-    """Raise with everything that is wrong. Devices are counted by who knows them; without, that is left out.
+    """Raise with everything that is wrong. Without a number of devices, the division among them is not checked.
 
-    A run that is resumed brings its own policy, so the one it began with may be gone.
+    A run that is resumed has its own policy, so the checkpoint it started from may be gone.
     """
-    problems = [*_numbers(config), *_places(config)]
-    if not problems:  # what follows computes with them
-        for look in (_phases, _rollouts, _model, _environment, _measurements, _trackers):
-            problems += look(config)
+    problems = [*_paths(config)]
+    if not problems:
+        for check in (_updates, _rollouts, _model, _environment, _measurements, _trackers):
+            problems += check(config)
         if not resume:
             problems += _start(config)
         problems += _devices(config, device_count, process_count)
-    if problems:
-        raise ConfigError(f"this configuration cannot work:{_listed(problems)}")
+    _raise(ConfigError, "this configuration cannot work", problems)
 
 
 def check_layout(config: RLTrainConfig, device_count: int) -> None:
     """Raise if the batch or the parameters cannot be divided among so many devices."""
-    if problems := [*_numbers(config)] or [*_devices(config, device_count, process_count=1)]:
-        raise ConfigError(f"this configuration cannot work:{_listed(problems)}")
+    _raise(ConfigError, "this configuration cannot work", [*_devices(config, device_count, process_count=1)])
 
 
 def check_data(config: RLTrainConfig, dataset: Dataset, robot: Robot) -> None:
-    """Raise if an opened dataset does not fit the robot and the model, by what it declares; nothing is computed."""
-    if problems := [*_fits(config, dataset, robot)]:
-        raise DataError(f"{dataset.name} does not fit this configuration:{_listed(problems)}")
+    """Raise if what a dataset declares does not fit the robot and the model; nothing is computed."""
+    _raise(DataError, f"{dataset.name} does not fit this configuration", [*_fits(config, dataset, robot)])
+
+
+def _raise(kind: type[UserError], what: str, problems: list[str]) -> None:
+    if problems:
+        listed = f" {problems[0]}" if len(problems) == 1 else "".join(f"\n- {problem}" for problem in problems)
+        raise kind(f"{what}:{listed}")
+
+
+# --- a dataset ---------------------------------------------------------------------------------------------------
 
 
 def _fits(config: RLTrainConfig, dataset: Dataset, robot: Robot) -> Iterator[str]:
@@ -109,10 +87,10 @@ def _fits(config: RLTrainConfig, dataset: Dataset, robot: Robot) -> Iterator[str
 
 
 def _prompts(config: RLTrainConfig, dataset: Dataset, robot: Robot, state_dim: int) -> Iterator[str]:
-    """Whether the model has room for the longest prompt, with all that learners add to it."""
+    """Whether the longest prompt fits, with the state and the indicator that may be part of it."""
     model, agent = config.model, config.agent
     counting = Tokenizer.for_model(dataclasses.replace(model, max_token_len=_LONGEST_PROMPT))
-    # Where the prompt spells the state, three digits for each number are the most it takes.
+    # A state in the prompt takes at most three digits per number.
     state = np.ones(state_dim) if model.discrete_state_input else None
     indicates = (isinstance(agent, ACRLPDConfig) and agent.actor_mode == "condition") or (
         isinstance(agent, RIPTConfig) and agent.weighting == "guidance"
@@ -129,75 +107,57 @@ def _prompts(config: RLTrainConfig, dataset: Dataset, robot: Robot, state_dim: i
         )
 
 
-def _listed(problems: list[str]) -> str:
-    return f" {problems[0]}" if len(problems) == 1 else "".join(f"\n- {problem}" for problem in problems)
+def _widths(config: RLTrainConfig, whose: str, state_dim: int | None, action_dim: int | None) -> Iterator[str]:
+    width, what = max((action_dim or 0, "actions"), (state_dim or 0, "state"), key=lambda wide: wide[0])
+    if width > config.model.action_dim:
+        yield (
+            f"{what} of {whose} have {width} dimensions, the model has room for model.action_dim = "
+            f"{config.model.action_dim}: set --model.action-dim {width} (a checkpoint has to have as many), or choose "
+            "another robot (--data.robot)."
+        )
 
 
-def _numbers(config: RLTrainConfig) -> Iterator[str]:
-    for least, names in _AT_LEAST.items():
-        for name in names:
-            value = _get(config, name)
-            if value is not None and not least <= value < math.inf:
-                yield f"{name} = {value} should be {least} or more."
-    for name in ("online.utd_ratio", "evaluation.timeout"):
-        if not 0 < _get(config, name) < math.inf:
-            yield f"{name} = {_get(config, name)} should be above 0."
-    if not config.health.loss_limit > 0:
-        yield f"health.loss_limit = {config.health.loss_limit} should be above 0."
-    if config.health.max_drift is not None and not config.health.max_drift > 0:
-        yield f"health.max_drift = {config.health.max_drift} should be above 0, or none."
-    for name in ("health.min_success_ratio", "health.min_speed_ratio"):
-        if _get(config, name) >= 1:
-            yield f"{name} = {_get(config, name)} is a part of what was reached before: below 1."
-    if not 0 < config.rollout.discount <= 1:
-        yield f"rollout.discount = {config.rollout.discount} should be above 0, and 1 at most."
-    if not 0 <= config.online.prior_ratio <= 1:
-        yield f"online.prior_ratio = {config.online.prior_ratio} is a part of the batch: from 0 to 1."
-    asset = Path(config.data.asset_id or "some")
-    if asset.is_absolute() or ".." in asset.parts:
-        yield f"data.asset_id = {config.data.asset_id} should name a directory inside the assets of a checkpoint."
-    if not 0 <= config.data.validation_fraction < 1:
-        yield f"data.validation_fraction = {config.data.validation_fraction} is a part of all episodes, below 1."
+# --- a configuration ---------------------------------------------------------------------------------------------
 
 
-def _places(config: RLTrainConfig) -> Iterator[str]:
-    for name in ("runs_dir", "checkpoint", "data.repo_id"):
+def _paths(config: RLTrainConfig) -> Iterator[str]:
+    paths = {"runs_dir": config.runs_dir, "checkpoint": config.checkpoint, "data.repo_id": config.data.repo_id}
+    for name, path in paths.items():
         try:
-            expand_home(_get(config, name) or "")
+            expand_home(path or "")
         except UserError as error:
             yield f"{name} = {error}"
     if is_elsewhere(config.runs_dir):
         yield f"runs_dir = {config.runs_dir} is not on this machine: name a directory here, and copy the run from it."
 
 
-def _phases(config: RLTrainConfig) -> Iterator[str]:
-    """What is learned from, and whether anything is learned."""
-    online, data = config.online, config.data
+def _updates(config: RLTrainConfig) -> Iterator[str]:
+    """Whether anything is learned, and from what."""
+    online, data, agent = config.online, config.data, config.agent
     if not config.steps and not config.practises:
         more = "--rollout.iterations" if config.goes_by_iterations else "--steps or --online.env-steps"
         yield f"there are no updates to make, so nothing would be learned: set {more}."
     if data.repo_id is None:
         yield from _without_data(config)
     elif not expand_home(data.repo_id).is_dir() and not is_hub_id(data.repo_id):
-        place = expand_home(data.repo_id).absolute()
-        yield f"data.repo_id: there is no dataset directory {place}; one on the hub is called NAME/DATASET."
-    if isinstance(config.agent, BCConfig) and online.env_steps:
+        directory = expand_home(data.repo_id).absolute()
+        yield f"data.repo_id: there is no dataset directory {directory}; one on the hub is called NAME/DATASET."
+    if isinstance(agent, BCConfig) and online.env_steps:
         yield (
             f"online.env_steps = {online.env_steps} is for ACRLPD: BC would clone what it does itself, failures as well. "
             "Set --online.env-steps 0, or --agent.learner acrlpd."
         )
     updates = config.steps + int(online.env_steps * online.utd_ratio)
-    if isinstance(config.agent, ACRLPDConfig) and 0 < updates <= config.agent.critic_warmup_steps:
+    if isinstance(agent, ACRLPDConfig) and 0 < updates <= agent.critic_warmup_steps:
         yield (
-            f"agent.critic_warmup_steps = {config.agent.critic_warmup_steps} leaves none of the {updates} updates for "
+            f"agent.critic_warmup_steps = {agent.critic_warmup_steps} leaves none of the {updates} updates for "
             "the policy: lower it, or train longer."
         )
 
 
 def _without_data(config: RLTrainConfig) -> Iterator[str]:
-    """What would need a dataset that is not there."""
-    online, agent = config.online, config.agent
-    if config.steps and not config.goes_by_iterations:
+    online, agent, by_iterations = config.online, config.agent, config.goes_by_iterations
+    if config.steps and not by_iterations:
         yield (
             f"{config.steps} offline updates need data: name a LeRobot dataset with --data.repo-id DIRECTORY, or "
             "leave them out with --steps 0."
@@ -207,18 +167,18 @@ def _without_data(config: RLTrainConfig) -> Iterator[str]:
             f"agent.bc_loss_weight = {agent.bc_loss_weight} mixes demonstrations in: name a dataset with --data.repo-id, "
             "or learn without with --agent.bc-loss-weight 0."
         )
-    elif online.env_steps and online.prior_ratio > 0 and not config.goes_by_iterations:
+    elif online.env_steps and online.prior_ratio > 0 and not by_iterations:
         yield (
             f"{online.prior_ratio:.0%} of online batches are to be prior data: name a dataset with --data.repo-id, "
             "or learn without with --online.prior-ratio 0."
         )
     elif config.data.norm_stats == "dataset":
-        yield "without a dataset, --data.norm-stats checkpoint has to say how states and actions are normalised."
+        yield "without a dataset, --data.norm-stats checkpoint has to say how states and actions are normalized."
 
 
 def _rollouts(config: RLTrainConfig) -> Iterator[str]:
-    """Whether RIPT, and only RIPT, is told to go by iterations."""
-    agent, rollout = config.agent, config.rollout
+    """Whether the options of RIPT are given to RIPT, and only to it."""
+    agent, rollout, checkpoints = config.agent, config.rollout, config.checkpoints
     if not isinstance(agent, RIPTConfig):
         if isinstance(agent, ACRLPDConfig) and agent.actor_mode == "condition" and not config.model.max_token_len:
             yield "agent.actor_mode = condition needs a prompt, but model.max_token_len = 0."
@@ -229,7 +189,7 @@ def _rollouts(config: RLTrainConfig) -> Iterator[str]:
             )
         return
     if config.steps:
-        yield f"RIPT learns from its own attempts alone, so the {config.steps} offline updates have no place: --steps 0."
+        yield f"RIPT learns from its own rollouts alone, so the {config.steps} offline updates have no place: --steps 0."
     if config.online.env_steps:
         yield "online.env_steps is ACRLPD's; RIPT's are bounded by rollout.iterations: set --online.env-steps 0."
     if rollout.budget < rollout.groups:
@@ -238,11 +198,11 @@ def _rollouts(config: RLTrainConfig) -> Iterator[str]:
             "allow at least as many, better several times."
         )
     if agent.weighting == "guidance" and not config.model.max_token_len:
-        yield "agent.weighting = guidance speaks in the prompt, and this model reads none (model.max_token_len = 0)."
-    if config.health.action == "rollback" and config.health.max_rollbacks and config.checkpoints.max_to_keep < 2:
+        yield "agent.weighting = guidance needs a prompt, but model.max_token_len = 0."
+    if config.health.action == "rollback" and config.health.max_rollbacks and checkpoints.max_to_keep < 2:
         yield (
-            "health.action = rollback goes back to a checkpoint before the newest one, and checkpoints.max_to_keep = "
-            f"{config.checkpoints.max_to_keep} keeps none: --checkpoints.max-to-keep 2, or --health.action stop."
+            "health.action = rollback returns to a checkpoint before the newest one, and checkpoints.max_to_keep = "
+            f"{checkpoints.max_to_keep} keeps none: --checkpoints.max-to-keep 2, or --health.action stop."
         )
     if rollout.ray_address is not None and rollout.backend != "ray":
         yield f"rollout.ray_address = {rollout.ray_address} is for --rollout.backend ray; it is {rollout.backend}."
@@ -255,11 +215,11 @@ def _rollouts(config: RLTrainConfig) -> Iterator[str]:
 
 def _model(config: RLTrainConfig) -> Iterator[str]:
     """Whether learner and robot fit the model."""
-    model, horizon = config.model, config.model.action_horizon
-    if isinstance(config.agent, ACRLPDConfig) and config.agent.horizon_length > horizon:
+    model, agent = config.model, config.agent
+    if isinstance(agent, ACRLPDConfig) and agent.horizon_length > model.action_horizon:
         yield (
-            f"agent.horizon_length = {config.agent.horizon_length} is more than the policy plans (model.action_horizon = "
-            f"{horizon}): set --agent.horizon-length {horizon} or less."
+            f"agent.horizon_length = {agent.horizon_length} is more than the policy's chunk (model.action_horizon = "
+            f"{model.action_horizon}): set --agent.horizon-length {model.action_horizon} or less."
         )
     try:
         robot = load_robot(config.data.robot)
@@ -274,56 +234,42 @@ def _model(config: RLTrainConfig) -> Iterator[str]:
         )
 
 
-def _widths(
-    config: RLTrainConfig, whose: str, state_dim: int | None = None, action_dim: int | None = None
-) -> Iterator[str]:
-    width, what = max((action_dim or 0, "actions"), (state_dim or 0, "state"), key=lambda wide: wide[0])
-    if width > config.model.action_dim:
-        yield (
-            f"{what} of {whose} have {width} dimensions, the model has room for model.action_dim = "
-            f"{config.model.action_dim}: set --model.action-dim {width} (a checkpoint has to have as many), or choose "
-            "another robot (--data.robot)."
-        )
-
-
 def _start(config: RLTrainConfig) -> Iterator[str]:
-    """What the policy begins with."""
+    """The policy to start from."""
     norm_stats = config.data.norm_stats
     if norm_stats not in ("dataset", "checkpoint") and not expand_home(norm_stats).exists():
         yield f"data.norm_stats = {norm_stats} is neither dataset nor checkpoint nor the path of a norm_stats.json."
-    if config.checkpoint is None:
-        if not config.from_scratch:
-            released = "pi05_base" if config.model.pi05 else "pi0_base"
-            where = (
-                f"OpenPI's: gsutil -m cp -r gs://openpi-assets/checkpoints/{released} checkpoints/, then --checkpoint "
-                f"checkpoints/{released}"
-                if config.model.vocab_size == get_model_config(released).vocab_size
-                else "for this small model the run of a preset that clones, such as demo_bc"
-            )
-            yield (
-                f"a policy to begin with is missing. Give one with --checkpoint DIRECTORY ({where}), or begin with "
-                "random parameters with --from-scratch."
-            )
-        if norm_stats == "checkpoint":
-            yield "data.norm_stats = checkpoint needs a --checkpoint to take them from; use --data.norm-stats dataset."
+    if config.checkpoint is not None:
+        if config.from_scratch:
+            yield "checkpoint and from_scratch exclude each other: --from-scratch false, or --checkpoint none."
+            return
+        try:
+            find_params(find_policy(expand_home(config.checkpoint)))
+        except UserError as error:
+            yield f"checkpoint: {error}"
         return
-    if config.from_scratch:
-        yield "checkpoint and from_scratch exclude each other: --from-scratch false, or --checkpoint none."
-        return
-    try:
-        find_params(find_policy(expand_home(config.checkpoint)))
-    except UserError as error:
-        yield f"checkpoint: {error}"
+    if not config.from_scratch:
+        released = "pi05_base" if config.model.pi05 else "pi0_base"
+        where = "for this small model the run of a preset that clones, such as demo_bc"
+        if config.model.vocab_size == get_model_config(released).vocab_size:
+            where = f"OpenPI's: gsutil -m cp -r gs://openpi-assets/checkpoints/{released} checkpoints/"
+            where += f", then --checkpoint checkpoints/{released}"
+        yield (
+            f"there is no policy to start from. Give one with --checkpoint DIRECTORY ({where}), or start from "
+            "random parameters with --from-scratch."
+        )
+    if norm_stats == "checkpoint":
+        yield "data.norm_stats = checkpoint needs a --checkpoint to take them from; use --data.norm-stats dataset."
 
 
 def _environment(config: RLTrainConfig) -> Iterator[str]:
-    evaluation = config.evaluation
-    practice = "rollouts" if config.goes_by_iterations else "the online phase"
-    uses = [name for name, on in (("evaluation", evaluation.every), (practice, config.practises)) if on]
+    evaluation, by_iterations = config.evaluation, config.goes_by_iterations
+    rollouts = "rollouts" if by_iterations else "the online phase"
+    uses = [name for name, on in (("evaluation", evaluation.every), (rollouts, config.practises)) if on]
     if not uses:
         return
     if config.env is None:
-        need = "needs" if uses == ["evaluation"] or uses == ["the online phase"] else "need"
+        need = "need" if len(uses) == 2 or (by_iterations and not evaluation.every) else "needs"
         yield f"{' and '.join(uses)} {need} an environment: name one with --env.id (pirl envs list)."
     else:
         try:
@@ -332,39 +278,36 @@ def _environment(config: RLTrainConfig) -> Iterator[str]:
             yield f"env: {error}"
     if evaluation.execute_steps > config.model.action_horizon:
         yield (
-            f"evaluation.execute_steps = {evaluation.execute_steps} is more than the policy plans (model.action_horizon "
-            f"= {config.model.action_horizon})."
+            f"evaluation.execute_steps = {evaluation.execute_steps} is more than the policy's chunk "
+            f"(model.action_horizon = {config.model.action_horizon})."
         )
-    name = "rollout.seed" if config.goes_by_iterations else "online.seed"
-    seed = _get(config, name)
+    name, seed = ("rollout.seed", config.rollout.seed) if by_iterations else ("online.seed", config.online.seed)
+    measured = "the policy would train on the initial states that it is evaluated on"
     if len(uses) == 2 and seed == evaluation.seed:
+        yield f"{name} and evaluation.seed are both {seed}: {measured}. Set --{name} {seed + 1}."
+    elif len(uses) == 2 and by_iterations and evaluation.seed >= MEASURED:
         yield (
-            f"{name} and evaluation.seed are both {seed}: the policy would practise on what it is measured by. Set "
-            f"--{name} {seed + 1}."
-        )
-    elif len(uses) == 2 and config.goes_by_iterations and evaluation.seed >= MEASURED:
-        yield (
-            f"evaluation.seed = {evaluation.seed} lies among the seeds of RIPT's initial states: the policy would "
-            f"practise on what it is measured by. Set --evaluation.seed to less than {MEASURED}."
+            f"evaluation.seed = {evaluation.seed} is among the seeds of RIPT's initial states: {measured}. Set "
+            f"--evaluation.seed to less than {MEASURED}."
         )
 
 
 def _measurements(config: RLTrainConfig) -> Iterator[str]:
-    """Whether what decides something is measured at all, and when it is needed."""
-    checkpoints, stopping = config.checkpoints, config.stopping
+    """Whether the metrics that decide something are measured, and when they are needed."""
+    checkpoints, best = config.checkpoints, config.checkpoints.best_metric
     if (config.validation_every > 0) != (config.data.validation_fraction > 0):
-        fraction = config.data.validation_fraction
         yield (
-            f"validation_every = {config.validation_every} and data.validation_fraction = {fraction} go together: "
-            "episodes that are held out, and when they are looked at. Set both, or neither."
+            f"validation_every = {config.validation_every} and data.validation_fraction = "
+            f"{config.data.validation_fraction} go together: set both, or neither."
         )
-    for field, metric in (("checkpoints.best_metric", checkpoints.best_metric), ("stopping.metric", stopping.metric)):
+    for field, metric in (("checkpoints.best_metric", best), ("stopping.metric", config.stopping.metric)):
         if metric is not None:
             yield from (f"{field} = {metric}: {problem}" for problem in check_metric(config, metric))
     kept: dict[str, Any] = {"checkpoints.keep_period": checkpoints.keep_period}
-    for prefix, name in (("eval/", "evaluation.every"), ("val/", "validation_every")):
-        if (checkpoints.best_metric or "").startswith(prefix):
-            kept[name] = _get(config, name)
+    if (best or "").startswith("eval/"):
+        kept["evaluation.every"] = config.evaluation.every
+    if (best or "").startswith("val/"):
+        kept["validation_every"] = config.validation_every
     for name, period in kept.items():
         if period and period % checkpoints.every:
             yield (
@@ -374,17 +317,13 @@ def _measurements(config: RLTrainConfig) -> Iterator[str]:
 
 
 def _trackers(config: RLTrainConfig) -> Iterator[str]:
-    """Trackers that are asked for. TensorBoard, which is on by default, is merely left out where it is not installed."""
-    logging = config.logging
-    for asked, package, name in (
-        (logging.wandb != "off", "wandb", "Weights & Biases"),
-        (logging.trackio, "trackio", "Trackio"),
-    ):
-        if asked and not is_installed(package):
-            yield (
-                f"logging.{package}: {name} is not installed: pip install 'pirl[{package}]', or leave "
-                f"--logging.{package} out."
-            )
+    """Trackers that were asked for. TensorBoard is on by default, and left out where it is not installed."""
+    wanted = {"wandb": config.logging.wandb != "off", "trackio": config.logging.trackio}
+    for package in (package for package, is_on in wanted.items() if is_on and not is_installed(package)):
+        yield (
+            f"logging.{package}: the package is not installed: pip install 'pirl[{package}]', or leave "
+            f"--logging.{package} out."
+        )
 
 
 def _devices(config: RLTrainConfig, device_count: int | None, process_count: int) -> Iterator[str]:
@@ -405,8 +344,3 @@ def _devices(config: RLTrainConfig, device_count: int | None, process_count: int
         )
     if device_count % config.fsdp_devices:
         yield f"fsdp_devices = {config.fsdp_devices} should divide the number of devices, {device_count}."
-
-
-def _get(config: RLTrainConfig, name: str) -> Any:
-    """A field by its dotted name."""
-    return functools.reduce(getattr, name.split("."), config)

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from pirl.agents.config import ACRLPDConfig
-from pirl.config.train import RLTrainConfig
+from pirl.config.schema import RLTrainConfig
 from pirl.errors import did_you_mean
 
 _POLICY = ("loss", "bc/loss")

@@ -25,12 +25,12 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from pirl.agents.common import Agent
 from pirl.agents.config import ACRLPDConfig, RIPTConfig
 from pirl.agents.ript import RolloutBatch
-from pirl.config import RLTrainConfig, check_layout, format_config, list_configs, load_config, to_plain
-from pirl.config.presets import with_lora
+from pirl.config import RLTrainConfig, check_layout, format_config, load_config, override_config, to_plain
 from pirl.data import ChunkBatch, load_robot
 from pirl.errors import TrainingError, UserError
 from pirl.files import cache_directory, write_file
 from pirl.models import Observation
+from pirl.models.config import SIGLIP_SO400M, get_model_config
 from pirl.plan.topologies import Topology, environment, find_devices, parse_topology
 from pirl.processes import format_exit, last_lines
 from pirl.training.dry_run import kind_of
@@ -206,8 +206,10 @@ def list_changes(config: RLTrainConfig, devices: list[jax.Device]) -> list[Chang
     variants = [("keep the optimizer's moments in bfloat16", f"--agent.{flag}.moments-dtype bfloat16", small)]
     if not config.model.language.has_lora:
         variants.append(("train only the action expert", f"--agent.freeze {','.join(frozen)}", expert))
-        if f"{config.name}_lora" in list_configs():
-            variants.append(("train only low-rank updates (LoRA)", f"preset {config.name}_lora", with_lora(spread)))
+        if config.model.vision == SIGLIP_SO400M:
+            lora = lora_options(config)
+            how = " ".join(f"--{name.replace('_', '-')} {str(value).lower()}" for name, value in lora.items())
+            variants.append(("train only low-rank updates (LoRA)", how, override_config(spread, lora)))
     variants, sharing = [variant for variant in variants if variant[2] != spread], ""
     if spread != config:
         variants, sharing = [(SHARD, "", spread), *variants], f" --fsdp-devices {len(devices)}"
@@ -218,6 +220,18 @@ def list_changes(config: RLTrainConfig, devices: list[jax.Device]) -> list[Chang
     if config.model.remat != "full":
         changes.append(("recompute activations in the backward pass instead of keeping them", "--model.remat full", {}))
     return changes
+
+
+def lora_options(config: RLTrainConfig) -> dict[str, Any]:
+    """The fields that make a full-size policy train OpenPI's LoRA variant: its model preset, and no EMA."""
+    model, name = config.model, "pi05_lora" if config.model.pi05 else "pi0_lora"
+    lora = get_model_config(name)
+    kept = ("action_dim", "action_horizon", "max_token_len", "discrete_state_input", "remat")
+    changed = {
+        f"model.{field}": getattr(model, field) for field in kept if getattr(model, field) != getattr(lora, field)
+    }
+    ema = "policy_ema_decay" if isinstance(config.agent, ACRLPDConfig) else "ema_decay"
+    return {"model.preset": name, **changed, f"agent.{ema}": None}
 
 
 def abstract_setup(config: RLTrainConfig, devices: list[jax.Device]) -> Setup:

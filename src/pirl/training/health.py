@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pirl.config.parts import HealthConfig, StoppingConfig
+from pirl.config.schema import HealthConfig, StoppingConfig
 from pirl.errors import TrainingError
 from pirl.files import write_file
 from pirl.processes import handle_stops

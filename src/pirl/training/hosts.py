@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from pirl.config.train import HostsConfig
+from pirl.config.schema import HostsConfig
 from pirl.errors import ConfigError, in_one_line
 
 # Where nobody has said which port the first host listens on.

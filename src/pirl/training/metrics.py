@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
 
-from pirl.config.parts import LoggingConfig
+from pirl.config.schema import LoggingConfig
 from pirl.models.types import Array
 from pirl.run_files import RunFiles
 from pirl.training.writers import JsonLines, Number, open_trackers

@@ -13,7 +13,7 @@ import traceback
 from collections.abc import Callable
 from typing import IO, Any
 
-from pirl.config.train import HostsConfig
+from pirl.config.schema import HostsConfig
 from pirl.errors import TrainingError, UserError
 from pirl.processes import format_exit
 from pirl.training.hosts import Hosts, join_hosts

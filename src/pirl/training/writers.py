@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
-from pirl.config.parts import LoggingConfig
+from pirl.config.schema import LoggingConfig
 from pirl.errors import ConfigError
 from pirl.files import write_file, writing
 from pirl.imports import is_installed

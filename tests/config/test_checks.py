@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from pirl.agents.acrlpd import ACRLPDAgent
 from pirl.agents.bc import BCAgent
-from pirl.config import check_config, check_data, get_config, override_config
+from pirl.config import check_config, check_data, debug_config, get_config, override_config
 from pirl.config.metrics import GAPS, check_metric
 from pirl.data import ChunkBatch, get_robot, open_dataset
 from pirl.data.robots import Robot
@@ -24,86 +24,108 @@ from sample_datasets import build
 @pytest.fixture
 def sound(tmp_path):
     """A configuration in which everything is used and nothing is wrong."""
-    (tmp_path / "params").mkdir()
+    (tmp_path / "params").mkdir(exist_ok=True)
     return override_config(get_config("debug"), {"data.repo_id": str(tmp_path)})
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        (
-            {"agent.horizon_length": 5},
-            "agent.horizon_length = 5 is more than the policy plans (model.action_horizon = 4)",
-        ),
-        ({"evaluation.execute_steps": 5}, "evaluation.execute_steps = 5 is more than the policy plans"),
-        ({"batch_size": 12}, "batch_size = 12 should be a multiple of 8 (8 devices), such as --batch-size 16."),
-        ({"agent.accumulation_steps": 3}, "batch_size = 8 should be a multiple of agent.accumulation_steps = 3"),
-        ({"agent.accumulation_steps": 2}, "16 (8 devices × 2 accumulation steps), such as --batch-size 16."),
-        ({"fsdp_devices": 3}, "fsdp_devices = 3 should divide the number of devices, 8."),
-        ({"env": None}, "evaluation and the online phase need an environment: name one with --env.id"),
-        (
-            {"env": None, "evaluation.every": 0, "checkpoints.best_metric": None},
-            "the online phase needs an environment",
-        ),
-        ({"data.repo_id": None}, "10 offline updates need data: name a LeRobot dataset with --data.repo-id"),
-        ({"data.repo_id": None, "steps": 0}, "--online.prior-ratio 0"),
-        ({"data.repo_id": None, "steps": 0, "online.prior_ratio": 0}, "--data.norm-stats checkpoint"),
-        ({"steps": 0, "online.env_steps": 0}, "nothing would be learned"),
-        ({"agent.learner": "bc"}, "online.env_steps = 40 is for ACRLPD: BC would clone what it does itself"),
-        ({"data.repo_id": "./nowhere"}, "/nowhere; one on the hub is called NAME/DATASET"),
-        ({"from_scratch": False}, "for this small model the run of a preset that clones, such as demo_bc"),
-        ({"from_scratch": False, "model.preset": "pi0_base"}, "gs://openpi-assets/checkpoints/pi0_base"),
-        ({"from_scratch": False, "model.preset": "pi05_base"}, "gs://openpi-assets/checkpoints/pi05_base"),
-        ({"checkpoint": "nowhere"}, "checkpoint and from_scratch exclude each other"),
-        ({"checkpoint": "nowhere", "from_scratch": False}, "nowhere: the directory does not exist"),
-        (
-            {"checkpoint": "gs://openpi-assets/checkpoints/pi0_base/params", "from_scratch": False},
-            "not on this machine: copy it first (gsutil -m cp -r gs://openpi-assets/checkpoints/pi0_base checkpoints/)",
-        ),
-        (
-            {"runs_dir": "gs://bucket/runs"},
-            "bucket/runs is not on this machine: name a directory here, and copy the run from it",
-        ),
-        ({"data.norm_stats": "checkpoint"}, "needs a --checkpoint to take them from"),
-        ({"data.robot": "alloha"}, "Did you mean aloha?"),
-        ({"data.robot": "aloha"}, "actions of aloha have 14 dimensions, the model has room for model.action_dim = 8"),
-        ({"data.robot": "tabletop"}, "shows the cameras base_0_rgb, left_wrist_0_rgb, which the model does not have"),
-        ({"checkpoints.keep_period": 7}, "checkpoints.keep_period = 7 should be a multiple of checkpoints.every = 5"),
-        ({"checkpoints.every": 4}, "evaluation.every = 5 should be a multiple of checkpoints.every = 4"),
-        (
-            {"evaluation.every": 0},
-            "checkpoints.best_metric = eval/success: nothing is evaluated; set --evaluation.every",
-        ),
-        (
-            {"stopping.metric": "val/lss"},
-            "stopping.metric = val/lss: no such thing is measured. Did you mean val/loss?",
-        ),
-        (
-            {"stopping.metric": "val/loss", "validation_every": 0, "data.validation_fraction": 0},
-            "no episodes are held out",
-        ),
-        ({"stopping.metric": "online/success", "online.env_steps": 0}, "there is no online phase"),
-        ({"agent.learner": "bc", "stopping.metric": "val/critic/loss"}, "no such thing is measured"),
-        ({"stopping.metric": "critic/loss"}, "stopping.metric = critic/loss: no such thing is measured"),
-        ({"validation_every": 0}, "go together"),
-        ({"data.validation_fraction": 0}, "go together"),
-        ({"data.validation_fraction": 1}, "data.validation_fraction = 1.0"),
-        ({"online.prior_ratio": 1.5}, "online.prior_ratio = 1.5 is a part of the batch"),
-        ({"online.utd_ratio": 0}, "online.utd_ratio = 0.0 should be above 0"),
-        ({"online.seed": 0}, "Set --online.seed 1"),
-        ({"agent.critic_warmup_steps": 14}, "leaves none of the 14 updates for the policy"),
-        ({"batch_size": 0}, "batch_size = 0 should be 1 or more"),
-        ({"steps": -1}, "steps = -1 should be 0 or more"),
-        ({"logging.every": 0, "evaluation.episodes": 0}, "\n- "),
-        ({"evaluation.timeout": float("inf")}, "evaluation.timeout = inf"),
-    ],
-)
-def test_what_cannot_work_is_refused_with_a_remedy(sound, changes, message, monkeypatch, tmp_path):
+# What is changed in a configuration in which nothing is wrong, and what the message says.
+REFUSED = [
+    (
+        {"agent.horizon_length": 5},
+        "agent.horizon_length = 5 is more than the policy's chunk (model.action_horizon = 4)",
+    ),
+    ({"evaluation.execute_steps": 5}, "evaluation.execute_steps = 5 is more than the policy's chunk"),
+    ({"batch_size": 12}, "batch_size = 12 should be a multiple of 8 (8 devices), such as --batch-size 16."),
+    ({"agent.accumulation_steps": 3}, "batch_size = 8 should be a multiple of agent.accumulation_steps = 3"),
+    ({"agent.accumulation_steps": 2}, "16 (8 devices × 2 accumulation steps), such as --batch-size 16."),
+    ({"fsdp_devices": 3}, "fsdp_devices = 3 should divide the number of devices, 8."),
+    ({"env": None}, "evaluation and the online phase need an environment: name one with --env.id"),
+    ({"env": None, "evaluation.every": 0, "checkpoints.best_metric": None}, "the online phase needs an environment"),
+    ({"data.repo_id": None}, "10 offline updates need data: name a LeRobot dataset with --data.repo-id"),
+    ({"data.repo_id": None, "steps": 0}, "--online.prior-ratio 0"),
+    ({"data.repo_id": None, "steps": 0, "online.prior_ratio": 0}, "--data.norm-stats checkpoint"),
+    ({"steps": 0, "online.env_steps": 0}, "nothing would be learned"),
+    ({"agent.learner": "bc"}, "online.env_steps = 40 is for ACRLPD: BC would clone what it does itself"),
+    ({"data.repo_id": "./nowhere"}, "/nowhere; one on the hub is called NAME/DATASET"),
+    ({"from_scratch": False}, "for this small model the run of a preset that clones, such as demo_bc"),
+    ({"from_scratch": False, "model.preset": "pi0_base"}, "gs://openpi-assets/checkpoints/pi0_base"),
+    ({"from_scratch": False, "model.preset": "pi05_base"}, "gs://openpi-assets/checkpoints/pi05_base"),
+    ({"checkpoint": "nowhere"}, "checkpoint and from_scratch exclude each other"),
+    ({"checkpoint": "nowhere", "from_scratch": False}, "nowhere: the directory does not exist"),
+    ({"checkpoint": "gs://openpi-assets/checkpoints/pi0_base/params", "from_scratch": False}, "not on this machine"),
+    ({"runs_dir": "gs://bucket/runs"}, "bucket/runs is not on this machine: name a directory here"),
+    ({"data.norm_stats": "checkpoint"}, "needs a --checkpoint to take them from"),
+    ({"data.norm_stats": "nowhere"}, "neither dataset nor checkpoint nor the path of a norm_stats.json"),
+    ({"data.robot": "alloha"}, "Did you mean aloha?"),
+    ({"data.robot": "aloha"}, "actions of aloha have 14 dimensions, the model has room for model.action_dim = 8"),
+    ({"data.robot": "tabletop"}, "shows the cameras base_0_rgb, left_wrist_0_rgb, which the model does not have"),
+    ({"checkpoints.keep_period": 7}, "checkpoints.keep_period = 7 should be a multiple of checkpoints.every = 5"),
+    ({"checkpoints.every": 4}, "evaluation.every = 5 should be a multiple of checkpoints.every = 4"),
+    ({"evaluation.every": 0}, "checkpoints.best_metric = eval/success: nothing is evaluated; set --evaluation.every"),
+    ({"stopping.metric": "val/lss"}, "stopping.metric = val/lss: no such thing is measured. Did you mean val/loss?"),
+    (
+        {"stopping.metric": "val/loss", "validation_every": 0, "data.validation_fraction": 0},
+        "no episodes are held out",
+    ),
+    ({"stopping.metric": "online/success", "online.env_steps": 0}, "there is no online phase"),
+    ({"agent.learner": "bc", "stopping.metric": "val/critic/loss"}, "no such thing is measured"),
+    ({"validation_every": 0}, "go together"),
+    ({"data.validation_fraction": 0}, "go together"),
+    ({"online.seed": 0}, "Set --online.seed 1"),
+    ({"agent.critic_warmup_steps": 14}, "leaves none of the 14 updates for the policy"),
+    ({"agent.actor_mode": "condition"}, "agent.actor_mode = condition needs a prompt, but model.max_token_len = 0"),
+    ({"rollout.iterations": 3}, "rollout.iterations = 3 are RIPT's: choose --agent.learner ript"),
+    ({"batch_size": 12, "fsdp_devices": 3}, "\n- "),
+]
+REFUSED_OF_RIPT = [
+    ({"steps": 10}, "10 offline updates"),
+    ({"online.env_steps": 10}, "online.env_steps is ACRLPD's"),
+    ({"rollout.iterations": 0}, "nothing would be learned: set --rollout.iterations."),
+    ({"rollout.budget": 47}, "rollout.budget = 47 initial states can never give rollout.groups = 48 groups"),
+    ({"rollout.seed": 0}, "rollout.seed and evaluation.seed are both 0"),
+    ({"evaluation.seed": 1001}, "that it is evaluated on. Set --evaluation.seed to less"),
+    ({"rollout.ray_address": "auto"}, "rollout.ray_address = auto is for --rollout.backend ray"),
+    ({"env": None}, "evaluation and rollouts need an environment: name one with --env.id"),
+    ({"env": None, "evaluation.every": 0}, "rollouts need an environment: name one with --env.id"),
+    ({"agent.weighting": "guidance", "model.max_token_len": 0}, "guidance needs a prompt, but model.max_token_len = 0"),
+    ({"agent.batch_by": "groups", "batch_size": 36}, "batch_size = 36 should be a multiple of rollout.attempts"),
+    ({"agent.bc_loss_weight": 0.5}, "agent.bc_loss_weight = 0.5 mixes demonstrations in: name a dataset"),
+    ({"data.norm_stats": "dataset"}, "--data.norm-stats checkpoint has to say"),
+    ({"checkpoint": None}, "there is no policy to start from"),
+    ({"checkpoints.max_to_keep": 1}, "returns to a checkpoint before the newest one"),
+    ({"stopping.metric": "online/success"}, "Known: eval/success"),
+    ({"stopping.metric": "rollout/succes"}, "Did you mean rollout/success?"),
+    ({"stopping.metric": "rollout/success_after", "rollout.recheck": False}, "set --rollout.recheck."),
+    ({"checkpoints.best_metric": "eval/success", "checkpoints.every": 2}, "evaluation.every = 5 should be a mul"),
+]
+
+
+@pytest.fixture
+def sound_ript(tmp_path):
+    """RIPT's demo with a policy to start from."""
+    (tmp_path / "params").mkdir()
+    return override_config(get_config("demo_ript"), {"checkpoint": str(tmp_path)})
+
+
+def test_what_cannot_work_is_refused_with_a_remedy(sound, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     check_config(sound, device_count=8)
-    with pytest.raises(ConfigError) as refused:
-        check_config(override_config(sound, changes), device_count=8)
-    assert message in str(refused.value)
+    for changes, message in REFUSED:
+        with pytest.raises(ConfigError) as refused:
+            check_config(override_config(sound, changes), device_count=8)
+        assert message in str(refused.value)
+
+
+def test_ript_that_cannot_work_is_refused_with_a_remedy(sound_ript):
+    check_config(sound_ript, device_count=1)
+    for changes, message in REFUSED_OF_RIPT:
+        with pytest.raises(ConfigError) as refused:
+            check_config(override_config(sound_ript, changes), device_count=1)
+        assert message in str(refused.value)
+    for metric in ("rollout/success", "rollout/success_after", "rollout/drift", "eval/success"):
+        check_config(override_config(sound_ript, {"stopping.metric": metric}), device_count=1)
+    groups = override_config(sound_ript, {"agent.batch_by": "groups", "rollout.attempts": 16})
+    check_config(debug_config(groups), device_count=1)
 
 
 @pytest.mark.parametrize(("changes", "package"), [({"wandb": "offline"}, "wandb"), ({"trackio": True}, "trackio")])
@@ -116,7 +138,7 @@ def test_a_tracker_that_is_not_installed_is_refused_with_the_command_that_instal
     monkeypatch.setattr(sys, "path", [str(tmp_path)])
     monkeypatch.delitem(sys.modules, package, raising=False)
     asked = override_config(sound, {f"logging.{name}": value for name, value in changes.items()})
-    with pytest.raises(ConfigError, match=rf"logging.{package}: .* is not installed: pip install 'pirl\[{package}\]'"):
+    with pytest.raises(ConfigError, match=rf"{package}: the package is not installed: pip install 'pirl\[{package}\]'"):
         check_config(asked)
 
 

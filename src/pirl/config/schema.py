@@ -1,11 +1,21 @@
-"""The parts of a training run's configuration, apart from the model, the learner and the environment."""
+"""The configuration of a training run: its fields, their defaults and bounds."""
 
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Literal
 
+from pirl.agents.config import ACRLPDConfig, BCConfig, RIPTConfig
 from pirl.data.outcomes import OutcomeConfig
 from pirl.data.prepare import Selection
 from pirl.envs.curriculum import CurriculumConfig
+from pirl.envs.registry import EnvConfig
+from pirl.errors import ConfigError, check_fields
+from pirl.models.config import Pi0Config
+
+AgentConfig = BCConfig | ACRLPDConfig | RIPTConfig
+LEARNERS: dict[str, type[AgentConfig]] = {"bc": BCConfig, "acrlpd": ACRLPDConfig, "ript": RIPTConfig}
+"""The learners by their names in configurations."""
+_COUNT, _NOT_NEGATIVE = "[1, inf)", "[0, inf)"
 
 
 @dataclass(frozen=True)
@@ -38,6 +48,12 @@ class DataConfig:
     episodes_per_memory_pool: int | None = None
     """Episodes whose frames are in use at the same time, for datasets larger than memory (none: all)."""
 
+    def __post_init__(self) -> None:
+        check_fields(self, validation_fraction="[0, 1)", prefetch=_NOT_NEGATIVE, episodes_per_memory_pool=_COUNT)
+        asset = Path(self.asset_id or "some")
+        if asset.is_absolute() or ".." in asset.parts:
+            raise ConfigError(f"asset_id = {self.asset_id} should name a directory inside the assets of a checkpoint.")
+
 
 @dataclass(frozen=True)
 class OnlineConfig:
@@ -59,6 +75,15 @@ class OnlineConfig:
     """Keep the images of the replay buffer in memory; otherwise read them from the run directory when sampled."""
     seed: int = 1
     """Seed of the online episodes' initial states. Must differ from evaluation.seed, whose states are held out."""
+
+    def __post_init__(self) -> None:
+        check_fields(
+            self,
+            **dict.fromkeys(("env_steps", "seed"), _NOT_NEGATIVE),
+            **dict.fromkeys(("updates_per_scan", "episodes_per_round", "capacity"), _COUNT),
+            utd_ratio="(0, inf)",
+            prior_ratio="[0, 1]",
+        )
 
 
 @dataclass(frozen=True)
@@ -94,6 +119,15 @@ class RolloutConfig:
     ray_address: str | None = None
     """Address of the Ray cluster (none: that in RAY_ADDRESS, else start one on this machine)."""
 
+    def __post_init__(self) -> None:
+        check_fields(
+            self,
+            **dict.fromkeys(("iterations", "seed", "videos_every"), _NOT_NEGATIVE),
+            **dict.fromkeys(("groups", "budget", "max_barren", "capacity"), _COUNT),
+            attempts="[2, inf)",
+            discount="(0, 1]",
+        )
+
 
 @dataclass(frozen=True)
 class EvaluationConfig:
@@ -116,6 +150,14 @@ class EvaluationConfig:
     timeout: float = 120.0
     """Seconds after which an environment that does not respond is restarted and its episode counted as lost."""
 
+    def __post_init__(self) -> None:
+        check_fields(
+            self,
+            **dict.fromkeys(("every", "seed", "videos"), _NOT_NEGATIVE),
+            **dict.fromkeys(("episodes", "execute_steps", "envs"), _COUNT),
+            timeout="(0, inf)",
+        )
+
 
 @dataclass(frozen=True)
 class CheckpointConfig:
@@ -131,6 +173,9 @@ class CheckpointConfig:
     """Metric by which the best policy is also kept, such as eval/success (none: no such policy)."""
     best_mode: Literal["max", "min"] = "max"
     """Whether the best is the largest or the smallest."""
+
+    def __post_init__(self) -> None:
+        check_fields(self, every=_COUNT, max_to_keep=_COUNT, keep_period=_COUNT)
 
 
 @dataclass(frozen=True)
@@ -148,6 +193,9 @@ class LoggingConfig:
     project: str = "pirl"
     """Project name for the trackers."""
 
+    def __post_init__(self) -> None:
+        check_fields(self, every=_COUNT)
+
 
 @dataclass(frozen=True)
 class StoppingConfig:
@@ -161,6 +209,9 @@ class StoppingConfig:
     """Measurements without improvement after which the run ends."""
     min_delta: float = 0.0
     """Smallest change that counts as an improvement."""
+
+    def __post_init__(self) -> None:
+        check_fields(self, patience=_COUNT, min_delta=_NOT_NEGATIVE)
 
 
 @dataclass(frozen=True)
@@ -184,3 +235,96 @@ class HealthConfig:
     """RIPT: what to do then: stop; return to the last good checkpoint and continue with other rollouts; or only warn."""
     max_rollbacks: int = 2
     """RIPT: rollbacks after which the run stops instead."""
+
+    def __post_init__(self) -> None:
+        check_fields(
+            self,
+            **dict.fromkeys(("max_value_excess", "max_rollbacks"), _NOT_NEGATIVE),
+            **dict.fromkeys(("min_success_ratio", "min_speed_ratio"), "[0, 1)"),
+            max_skipped=_COUNT,
+            loss_limit="(0, inf]",
+            max_drift="(0, inf]",
+        )
+
+
+@dataclass(frozen=True)
+class HostsConfig:
+    """Multi-host training: processes started with the same command, except for their number."""
+
+    coordinator: str | None = None
+    """Address of process 0, HOST:PORT (none: detected from the cluster, see docs/scale.md)."""
+    processes: int | None = None
+    """Number of processes (none: detected from the cluster, else one)."""
+    process_id: int | None = None
+    """Number of this process, from 0 (none: detected from the cluster)."""
+    connect_timeout: int = 300
+    """Seconds to wait at the start for all processes to connect."""
+    lost_timeout: int = 100
+    """Seconds without a heartbeat after which a process counts as lost and the others exit."""
+
+
+@dataclass(frozen=True)
+class RLTrainConfig:
+    """The configuration of a training run."""
+
+    name: str
+    """Name of the preset that this configuration is based on."""
+    model: Pi0Config
+    """Architecture of the policy."""
+    agent: AgentConfig
+    """The learner and its settings."""
+    data: DataConfig = field(default_factory=DataConfig)
+    """The training data."""
+    env: EnvConfig | None = None
+    """Environment for evaluation and online training (none: no environment)."""
+    online: OnlineConfig = field(default_factory=OnlineConfig)
+    """Online training on the policy's own episodes."""
+    rollout: RolloutConfig = field(default_factory=RolloutConfig)
+    """RIPT's iterations and their rollouts."""
+    evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
+    """How success is measured."""
+    checkpoints: CheckpointConfig = field(default_factory=CheckpointConfig)
+    """What is saved."""
+    logging: LoggingConfig = field(default_factory=LoggingConfig)
+    """Where metrics go."""
+    stopping: StoppingConfig = field(default_factory=StoppingConfig)
+    """When a run ends early."""
+    health: HealthConfig = field(default_factory=HealthConfig)
+    """Handling of bad updates and collapsing policies."""
+    hosts: HostsConfig = field(default_factory=HostsConfig)
+    """Multi-host training."""
+    checkpoint: str | None = None
+    """OpenPI checkpoint directory, or a run, to start from."""
+    from_scratch: bool = False
+    """Start from random parameters instead."""
+    steps: int = 10_000
+    """Offline updates (RIPT makes none)."""
+    batch_size: int = 32
+    """Global batch size: chunks per update, over all devices."""
+    validation_every: int = 0
+    """Updates between validations on the held-out episodes (0: never)."""
+    validation_batches: int = 8
+    """Batches per validation."""
+    seed: int = 0
+    """Random seed of training."""
+    fsdp_devices: int = 1
+    """Devices that share one copy of the parameters."""
+    runs_dir: Path = Path("runs")
+    """Directory for run directories."""
+
+    def __post_init__(self) -> None:
+        check_fields(
+            self,
+            **dict.fromkeys(("steps", "validation_every", "seed"), _NOT_NEGATIVE),
+            **dict.fromkeys(("batch_size", "validation_batches", "fsdp_devices"), _COUNT),
+        )
+
+    @property
+    def goes_by_iterations(self) -> bool:
+        """Whether progress, evaluations and checkpoints are counted in iterations instead of updates."""
+        return isinstance(self.agent, RIPTConfig)
+
+    @property
+    def practises(self) -> bool:
+        """Whether the policy acts in the environment to learn from it."""
+        return self.rollout.iterations > 0 if self.goes_by_iterations else self.online.env_steps > 0

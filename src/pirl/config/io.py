@@ -1,0 +1,406 @@
+"""Configurations from presets, YAML files and options, and back into YAML."""
+
+import dataclasses
+import os
+import re
+import types
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import Any, ClassVar, TypeVar, Union, get_args, get_origin, get_type_hints
+
+import yaml
+
+from pirl.agents.config import ACRLPDConfig
+from pirl.config.presets import get_preset
+from pirl.config.schema import LEARNERS, AgentConfig, RLTrainConfig
+from pirl.envs.registry import EnvConfig, find_env_class
+from pirl.errors import ConfigError, UserError, did_you_mean
+from pirl.files import write_file
+from pirl.models.config import Pi0Config, get_model_config
+from pirl.text import convert, format_type
+
+_Config = TypeVar("_Config")
+CHOICES = {"model": "preset", "agent": "learner"}
+"""Groups that begin with a choice, whose other fields then refine it."""
+
+
+# --- configurations ----------------------------------------------------------------------------------------------
+
+
+@cache
+def get_config(name: str) -> RLTrainConfig:
+    """The configuration of a preset; an unknown name raises with the nearest."""
+    preset = get_preset(name)
+    base = None if preset.base is None else get_config(preset.base)
+    return _Reader(f"the preset {name}").read_config(preset.fields, base)
+
+
+def load_config(file: Path, preset: str | None = None) -> RLTrainConfig:
+    """The configuration of a YAML file: complete, or over a preset, named here or in the file (`preset: NAME`)."""
+    return _read_config(read_yaml(file), str(file), preset)
+
+
+def parse_config(text: str, preset: str | None = None) -> RLTrainConfig:
+    """The same from a YAML text."""
+    return _read_config(parse_yaml(text, "the configuration"), "", preset)
+
+
+def _read_config(values: Any, source: str, preset: str | None) -> RLTrainConfig:
+    where = source or "the configuration"
+    values = {} if values is None else values
+    if not isinstance(values, Mapping):
+        raise ConfigError(f"{where} should hold fields and their values; it holds {values!r:.60}.")
+    values = dict(values)
+    named = values.pop("preset", preset)
+    if named is not None and not isinstance(named, str):
+        raise ConfigError(f"{where}: preset should be the name of one (pirl configs); it is {named!r:.60}.")
+    if preset not in (None, named):
+        raise ConfigError(f"{where} begins with the preset {named}, the command with {preset}: leave one of them out.")
+    return _Reader(source).read_config(values, None if named is None else get_config(named))
+
+
+def override_config(
+    config: RLTrainConfig, overrides: Mapping[str, Any], source: str = "", *, texts: bool = False
+) -> RLTrainConfig:
+    """Change fields by their dotted names, as in {"agent.discount": 0.9}; of a command line, the values are `texts`."""
+    return _Reader(source, texts).read_config(_nested(overrides), config)
+
+
+def debug_config(config: RLTrainConfig) -> RLTrainConfig:
+    """The same model, learner, data and environment for ten updates of eight chunks, everything done at least once.
+
+    Metrics of every update; validation, evaluation (4 episodes) and checkpoints after five and ten; if there is an online
+    phase, two short rounds of it; no trackers. RIPT makes two iterations with two groups of four attempts each.
+    """
+    every = 1 if config.goes_by_iterations else 5
+    changes: dict[str, Any] = {
+        "agent.accumulation_steps": 1,
+        "evaluation.every": every if config.evaluation.every else 0,
+        "evaluation.episodes": 4,
+        "evaluation.videos": min(config.evaluation.videos, 1),
+        "checkpoints.every": every,
+        "checkpoints.keep_period": None,
+        "logging.every": 1,
+        "logging.wandb": "off",
+        "logging.trackio": False,
+        "steps": 10 if config.steps else 0,
+        "batch_size": 8,
+        "validation_every": every if config.validation_every else 0,
+        "validation_batches": 1,
+    }
+    if isinstance(config.agent, ACRLPDConfig):
+        changes["agent.critic_warmup_steps"] = min(config.agent.critic_warmup_steps, 2)
+    if config.online.env_steps:
+        changes |= {"online.env_steps": min(config.online.env_steps, 100), "online.utd_ratio": 0.1}
+        changes["online.episodes_per_round"] = 2
+    if config.goes_by_iterations:
+        changes |= {"rollout.groups": 2, "rollout.attempts": 4, "rollout.budget": 4}
+        changes["rollout.iterations"] = min(config.rollout.iterations, 2)
+        changes["rollout.videos_every"] = min(config.rollout.videos_every, 1)
+    return override_config(config, changes)
+
+
+def _nested(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Dotted fields as groups in groups."""
+    nested: dict[str, Any] = {}
+    for name, value in fields.items():
+        *groups, field = name.split(".")
+        inner = nested
+        for group in groups:
+            inner = inner.setdefault(group, {})
+            if not isinstance(inner, dict):
+                raise ConfigError(f"{group} cannot be given a value ({inner!r:.60}) and fields of its own ({name}).")
+        inner[field] = value
+    return nested
+
+
+def format_config(config: RLTrainConfig) -> str:
+    """The whole configuration as YAML, which `parse_config` reads back."""
+    return dump_yaml(to_plain(config))
+
+
+def save_config(file: Path, config: RLTrainConfig) -> None:
+    """Write the whole configuration, which `load_config` reads back."""
+    write_file(file, format_config(config))
+
+
+def config_differences(first: RLTrainConfig, second: RLTrainConfig) -> list[tuple[str, Any, Any]]:
+    """Every dotted field in which two configurations differ, with both values."""
+    return list(_differences(to_plain(first), to_plain(second), ""))
+
+
+def _differences(first: Any, second: Any, path: str) -> Iterator[tuple[str, Any, Any]]:
+    if not isinstance(first, dict) or not isinstance(second, dict):
+        if first != second:
+            yield path, first, second
+    elif first.get("learner") != second.get("learner"):
+        yield f"{path}.learner", first["learner"], second["learner"]  # their fields cannot be compared
+    else:
+        for name in {**first, **second}:
+            yield from _differences(first.get(name), second.get(name), f"{path}.{name}" if path else name)
+
+
+def to_plain(value: Any) -> Any:
+    """A value as YAML can hold it. The learner is named; the options of an environment stand beside its name."""
+    if isinstance(value, EnvConfig):
+        adapter = {} if value.adapter is None else {"adapter": value.adapter}
+        return {"id": value.id, **adapter, **to_plain(value.options)}
+    if dataclasses.is_dataclass(value):
+        fields = {field.name: to_plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+        learners = [name for name, kind in LEARNERS.items() if type(value) is kind]
+        return {"learner": learners[0], **fields} if learners else fields
+    if isinstance(value, Mapping):
+        return {key: to_plain(entry) for key, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [to_plain(entry) for entry in value]
+    return str(value) if isinstance(value, Path) else value
+
+
+def list_fields(kind: Any = RLTrainConfig, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Every dotted field with its type, of all learners; the options of environments are not among them."""
+    if kind is EnvConfig:
+        yield from ((f"{prefix}{name}", str) for name in ("id", "adapter"))
+        return
+    for name, hint in _hints(kind).items():
+        if prefix == "" and name in CHOICES:
+            yield f"{name}.{CHOICES[name]}", str
+        groups = [choice for choice in (hint, *get_args(hint)) if dataclasses.is_dataclass(choice)]
+        for group in groups:
+            yield from list_fields(group, f"{prefix}{name}.")
+        if not groups:
+            yield f"{prefix}{name}", hint
+
+
+def _hints(kind: Any) -> dict[str, Any]:
+    hints = get_type_hints(kind)
+    return {field.name: hints[field.name] for field in dataclasses.fields(kind)}
+
+
+# --- reading values ----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Reader:
+    """Reads nested values; its errors begin with the `source`. On a command line, all values are `texts`."""
+
+    source: str
+    texts: bool = False
+
+    def read_config(self, values: Any, base: RLTrainConfig | None) -> RLTrainConfig:
+        """A configuration; what the values leave out is as in `base`, or as by default."""
+        config = self._group(RLTrainConfig, values, base, "")
+        env, data = (values.get(group) or {} for group in ("env", "data"))
+        adapter = None if config.env is None else config.env.adapter
+        # An adapter says which robot its environment is; a robot that is named, or described in a file, is kept.
+        if adapter is None or "adapter" not in env or "robot" in data or config.data.robot.endswith(".json"):
+            return config
+        return replace(config, data=replace(config.data, robot=adapter))
+
+    def _group(self, kind: type[_Config], value: Any, base: _Config | None, path: str) -> _Config:
+        """A dataclass; `base` counts only if it is of the same kind."""
+        values = self._mapping(value, path)
+        if kind is Pi0Config and "preset" in values:
+            base = self._checked(path, lambda: get_model_config(str(values.pop("preset"))))  # type: ignore[assignment]
+        base = base if type(base) is kind else None
+        hints, given = _hints(kind), {}
+        fields = {field.name: field for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
+        for name, entry in values.items():
+            if name not in hints:
+                raise self._unknown(name, list(hints), path)
+            before = getattr(base, name, None)
+            if base is None and callable(fields[name].default_factory):
+                before = fields[name].default_factory()  # type: ignore[operator]
+            given[name] = self._value(hints[name], entry, before, f"{path}.{name}" if path else name)
+        if base is not None:
+            return self._checked(path, lambda: replace(base, **given))  # type: ignore[type-var]
+        required = [field.name for field in fields.values() if field.default is field.default_factory]
+        if missing := [name for name in required if name not in given]:
+            hint = "" if path else ": name a preset to begin with (preset: NAME)"
+            raise ConfigError(f"{self._where(path)} lacks {', '.join(missing)}{hint}.")
+        return self._checked(path, lambda: kind(**given))
+
+    def _value(self, hint: Any, value: Any, before: Any, path: str) -> Any:
+        choices = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
+        if types.NoneType in choices and self._is_none(value):
+            return None
+        if path == "agent":
+            return self._agent(value, before)
+        if path == "env":
+            return self._env(value, before)
+        if groups := [choice for choice in choices if dataclasses.is_dataclass(choice)]:
+            return self._group(groups[0], value, before, path)  # type: ignore[arg-type]
+        try:
+            # Lists and mappings may be typed as in YAML.
+            is_yaml = self.texts and str not in choices and isinstance(value, str) and value[:1] in ("[", "{")
+            return convert(parse_yaml(value, path) if is_yaml else value, hint, texts=self.texts)
+        except ValueError:
+            advice = ""
+        if str in choices and not self.texts and not isinstance(value, str | None):
+            advice = " Put it in quotes."
+        if int in choices and re.fullmatch("[-+]?[0-9]+", str(value)):
+            advice = " That is too large."
+        raise ConfigError(f"{self._where(path)} should be {format_type(hint)}; it is {value!r:.80}.{advice}")
+
+    def _agent(self, value: Any, base: AgentConfig | None) -> AgentConfig:
+        values = self._mapping(value, "agent")
+        kind: Any = type(base)
+        if "learner" in values:
+            learner = values.pop("learner")
+            if not isinstance(learner, str) or learner not in LEARNERS:
+                known = f"{did_you_mean(str(learner), LEARNERS)}Known: {', '.join(LEARNERS)}."
+                raise ConfigError(f"{self._where('agent.learner')}: there is no learner {learner!r}. {known}")
+            kind = LEARNERS[learner]
+        elif base is None:
+            raise ConfigError(f"{self._where('agent')} lacks learner: one of {', '.join(LEARNERS)}.")
+        agent: AgentConfig = self._group(kind, values, base, "agent")
+        return agent
+
+    def _env(self, value: Any, base: EnvConfig | None) -> EnvConfig | None:
+        """An environment. One that is named by its id begins with the defaults of its options."""
+        values = {str(name): entry for name, entry in self._mapping(value, "env").items()}
+        if self._is_none(values.get("id", "")):
+            return None
+        if base is None and "id" not in values:
+            raise ConfigError(f"{self._where('env')} lacks id: the name of an environment (pirl envs list).")
+        given: dict[str, Any] = {name: values.pop(name) for name in ("id", "adapter") if name in values}
+        if self._is_none(given.get("adapter", "")):
+            given["adapter"] = None
+        for name, text in given.items():
+            if not isinstance(text, str) and not (name == "adapter" and text is None):
+                raise ConfigError(f"{self._where(f'env.{name}')} should be text; it is {text!r:.80}.")
+        if base is not None and "id" not in given:
+            given = {"id": base.id, "adapter": base.adapter} | given
+            values = {**base.options, **values}
+        env = EnvConfig(**given, options=values)
+        options = self._checked("env", lambda: find_env_class(env)[1])
+        if env.adapter is not None:
+            # The types of a foreign environment's options are not known; they have to survive a file.
+            options = self._checked("env", lambda: parse_yaml(dump_yaml(to_plain(options)), "options"))
+        return replace(env, options=options)
+
+    def _is_none(self, value: Any) -> bool:
+        return value is None or (self.texts and isinstance(value, str) and value.lower() == "none")
+
+    def _mapping(self, value: Any, path: str) -> dict[Any, Any]:
+        if not isinstance(value, Mapping):
+            raise ConfigError(f"{self._where(path)} should be a group of fields; it is {value!r:.80}.")
+        return dict(value)
+
+    def _unknown(self, name: Any, siblings: list[str], path: str) -> ConfigError:
+        """The error about an unknown field: the nearest one may belong to another group, or to another learner."""
+        siblings = [*siblings, *([CHOICES[path]] if path in CHOICES else [])]
+        everywhere, dotted = dict(list_fields()), f"{path}.{name}".removeprefix(".")
+        elsewhere = [field for field in everywhere if field.endswith(f".{name}")]
+        if dotted in everywhere:
+            near = "Another learner has it. "
+        elif elsewhere:
+            near = f"Did you mean {elsewhere[0]}? "
+        else:
+            near = did_you_mean(str(name), siblings) or did_you_mean(dotted, everywhere)
+        return ConfigError(f"{self._where(path)} has no field {name!r}. {near}It has {', '.join(siblings)}.")
+
+    def _where(self, path: str) -> str:
+        if self.texts and path:
+            return f"{self.source}: --{path.replace('_', '-')}"
+        return ": ".join(filter(None, (self.source, path))) or "the configuration"
+
+    def _checked(self, path: str, make: Callable[[], _Config]) -> _Config:
+        """A value whose own checks may raise, with where it stands in the message."""
+        try:
+            return make()
+        except UserError as error:
+            raise ConfigError(f"{self._where(path)}: {error}") from error
+
+
+# --- YAML --------------------------------------------------------------------------------------------------------
+
+_INT = re.compile(r"[-+]?(?:0|[1-9][0-9_]*)$")
+_FLOAT = re.compile(r"([-+]?(\d+\.\d*|\.\d+|\d+(?=[eE]))([eE][-+]?\d+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN))$")
+
+
+class _Loader(yaml.SafeLoader):
+    """Plain data with the numbers and booleans of YAML 1.2; every key once; no references, which can make it endless."""
+
+    yaml_implicit_resolvers: ClassVar[dict[str, Any]] = {}
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        if self.check_event(yaml.AliasEvent):
+            event = self.peek_event()
+            raise yaml.MarkedYAMLError(
+                problem=f"references (*{event.anchor}) are not supported", problem_mark=event.start_mark
+            )
+        return super().compose_node(parent, index)
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
+        seen: set[str] = set()
+        for key_node, _ in node.value:
+            key = self.construct_object(key_node, deep=True)
+            if not isinstance(key, str):
+                raise yaml.MarkedYAMLError(
+                    problem=f"{key!r} is not the name of a field", problem_mark=key_node.start_mark
+                )
+            if key in seen:
+                raise yaml.MarkedYAMLError(problem=f"duplicate key {key!r}", problem_mark=key_node.start_mark)
+            seen.add(key)
+        return super().construct_mapping(node, deep)
+
+
+class _Dumper(yaml.SafeDumper):
+    """Quotes text that some reader would not take for text."""
+
+
+def _represent_text(dumper: Any, text: str) -> Any:
+    # Only double quotes preserve the line breaks of other scripts.
+    style = '"' if re.search("[\x85\u2028\u2029\ufeff]", text) else None
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
+
+
+_Loader.add_implicit_resolver("tag:yaml.org,2002:null", re.compile(r"(?:~|null|Null|NULL|)$"), ["~", "n", "N", ""])
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:bool", re.compile(r"(?:true|True|TRUE|false|False|FALSE)$"), list("tTfF")
+)
+_Loader.add_implicit_resolver("tag:yaml.org,2002:int", _INT, list("-+0123456789"))
+_Loader.add_implicit_resolver("tag:yaml.org,2002:float", _FLOAT, list("-+.0123456789"))
+_Dumper.add_implicit_resolver("tag:yaml.org,2002:float", _FLOAT, list("-+.0123456789"))
+_Dumper.add_representer(str, _represent_text)
+_Dumper.add_representer(list, lambda dumper, items: dumper.represent_sequence("tag:yaml.org,2002:seq", items, True))
+
+
+def parse_yaml(text: str, source: str) -> Any:
+    """The data of a YAML text."""
+    try:
+        return yaml.load(text, _Loader)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark
+        place = f":{mark.line + 1}:{mark.column + 1}" if mark else ""
+        raise ConfigError(f"{source}{place}: {error.problem}.") from error
+    except (yaml.YAMLError, ValueError) as error:
+        raise ConfigError(f"{source} is not valid YAML: {str(error).splitlines()[0]}.") from error
+    except RecursionError:
+        raise ConfigError(f"{source} is not valid YAML: it is nested too deeply.") from None
+
+
+def read_yaml(file: Path) -> Any:
+    """The data of a YAML file."""
+    problem = "it is not text in UTF-8"
+    try:
+        path = Path(os.path.expanduser(file))
+        if path.exists() and not path.is_file():
+            raise ConfigError(f"{file} is not a regular file: save the configuration as one.")
+        return parse_yaml(path.read_text(encoding="utf-8"), str(file))
+    except UserError:
+        raise
+    except (OSError, ValueError) as error:  # a path with a NUL is a ValueError
+        if not isinstance(error, UnicodeDecodeError):
+            problem = getattr(error, "strerror", None) or str(error)
+        raise ConfigError(f"{file} cannot be read as a configuration: {problem}.") from error
+
+
+def dump_yaml(value: Any) -> str:
+    """Plain data as a YAML text, in its order."""
+    try:
+        return yaml.dump(value, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"this cannot be written as YAML: {error.args[-1]!r:.60}.") from error
