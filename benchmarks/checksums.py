@@ -17,7 +17,7 @@ import jax
 import orbax.checkpoint as ocp
 
 from pirl.interop.orbax import quiet_orbax
-from pirl.models.parameters import nest
+from pirl.models.pi0 import nest
 from pirl.training.records import check_files, make_record, named_leaves, read_record, write_record
 
 

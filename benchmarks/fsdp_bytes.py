@@ -22,7 +22,7 @@ import jax
 
 from pirl.agents.config import BCConfig
 from pirl.config import RLTrainConfig, get_config, override_config
-from pirl.models import ExpertConfig, Pi0Config, VisionConfig, transformer, vision
+from pirl.models import ExpertConfig, Pi0Config, VisionConfig, gemma
 from pirl.plan.measure import abstract_setup, read_traffic, trace_update
 from pirl.training.setup import agent_shapes, create_agent
 
@@ -101,10 +101,8 @@ def allocated() -> float:
 def activations() -> dict[str, float]:
     """MiB of an update on each device: temporary, and sent to others; with activations left alone and kept spread."""
     found = {}
-    spread = transformer.spread
-    for name, layout in (("alone", lambda x: x), ("spread", spread)):
-        for module in (transformer, vision):
-            module.spread = layout  # type: ignore[attr-defined]
+    for name, shard_batch in (("alone", lambda x: x), ("spread", gemma.shard_batch)):
+        gemma.shard_batch = shard_batch  # type: ignore[assignment]
         compiled = trace_update(abstract_setup(middle_size(), jax.devices())).lower().compile()
         memory: Any = compiled.memory_analysis()
         found[f"temporary_{name}"] = round(memory.temp_size_in_bytes / 2**20, 1)

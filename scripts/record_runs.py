@@ -70,7 +70,7 @@ def describe(run: Path) -> dict[str, Any]:
 def policy_digest(run: Path) -> str:
     """Of every parameter of the newest exported policy."""
     from pirl.interop import load_policy
-    from pirl.models.parameters import get_parameters
+    from pirl.models.pi0 import get_parameters
 
     newest = max(run.rglob("params"), key=lambda path: int(path.parent.name)).parent
     parameters = get_parameters(load_policy(newest))

@@ -34,7 +34,7 @@ MICRO_PI05 = dataclasses.replace(MICRO, pi05=True, discrete_state_input=True)
 MICRO_LORA = dataclasses.replace(
     MICRO,
     language=MICRO.language.with_lora(LoraConfig(rank=3, alpha=5.0)),
-    action_expert=MICRO.action_expert.with_lora(LoraConfig(rank=2, alpha=3.0, rank_stabilised=True)),
+    action_expert=MICRO.action_expert.with_lora(LoraConfig(rank=2, alpha=3.0, rank_stabilized=True)),
 )
 
 

@@ -23,8 +23,8 @@ from pirl.agents.config import ACRLPDConfig, BCConfig, OptimizerConfig
 from pirl.data.chunks import ChunkBatch
 from pirl.models import Observation, Pi0
 from pirl.models.critic import CriticConfig
+from pirl.models.gemma import KVCache
 from pirl.models.pi0 import Prefix
-from pirl.models.transformer import KVCache
 
 # Chunks of 4 steps and 3 dimensions, of which critics see 2 steps and 2 dimensions.
 STEPS, WIDTH, REAL, H = 4, 3, 2, 2

@@ -241,7 +241,7 @@ def one_by_one(learner: ACRLPDAgent, batch: ChunkBatch, rng: Any) -> Any:
 def test_the_cost_of_an_update_is_that_of_cloning_and_one_more_encoding():
     """Floating-point operations of the real networks, with an encoder that dwarfs the rest."""
     expert = dataclasses.replace(MICRO.language, mlp_dim=4000)
-    model = dataclasses.replace(MICRO, language=expert, remat=False)
+    model = dataclasses.replace(MICRO, language=expert, remat="none")
     small = {"horizon_length": H, "num_action_samples": 1, "denoising_steps": 1, "critic": CRITIC, "augment": False}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(common, "_abstract_policy", common.abstract_model)

@@ -15,8 +15,8 @@ from pirl.agents.ript import RIPTAgent, RIPTConfig, RolloutBatch, has_signal, le
 from pirl.data.chunks import ChunkBatch
 from pirl.errors import ConfigError
 from pirl.models import GuidedObservation, Observation, Pi0
+from pirl.models.gemma import KVCache
 from pirl.models.pi0 import Prefix
-from pirl.models.transformer import KVCache
 
 # --- a policy that is a Gaussian ---------------------------------------------------------------------------------------
 

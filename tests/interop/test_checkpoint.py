@@ -23,7 +23,7 @@ from pirl.interop.checkpoint import compare, load_policy, open_checkpoint, save_
 from pirl.interop.norm_stats import NormStats
 from pirl.interop.orbax import quiet_orbax
 from pirl.models.config import LoraConfig, get_model_config
-from pirl.models.parameters import get_parameters, nest
+from pirl.models.pi0 import get_parameters, nest
 
 STATS = {
     "robot/arm": {
@@ -293,8 +293,8 @@ def test_a_checkpoint_of_another_model_is_recognized(tmp_path, saved, wanted, hi
         load_policy(tmp_path / "x", wanted)
 
 
-def with_lora(alpha, rank_stabilised=False):
-    lora = LoraConfig(rank=4, alpha=alpha, rank_stabilised=rank_stabilised)
+def with_lora(alpha, rank_stabilized=False):
+    lora = LoraConfig(rank=4, alpha=alpha, rank_stabilized=rank_stabilized)
     return dataclasses.replace(
         MICRO, language=MICRO.language.with_lora(lora), action_expert=MICRO.action_expert.with_lora(lora)
     )
@@ -304,7 +304,7 @@ def with_lora(alpha, rank_stabilised=False):
     ("saved", "wanted", "named"),
     [
         (with_lora(8.0), with_lora(80.0), "language.attention_lora.alpha is 8.0 there, and 80.0 here"),
-        (with_lora(8.0), with_lora(8.0, True), "action_expert.attention_lora.rank_stabilised is False there"),
+        (with_lora(8.0), with_lora(8.0, True), "action_expert.attention_lora.rank_stabilized is False there"),
         (MICRO_PI05, dataclasses.replace(MICRO_PI05, discrete_state_input=False), "discrete_state_input is True there"),
         (MICRO, dataclasses.replace(MICRO, image_resolution=(12, 8)), r"image_resolution is \(8, 12\) there"),
     ],

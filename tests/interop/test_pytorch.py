@@ -20,7 +20,7 @@ from pirl.interop.checkpoint import compare, load_policy, open_checkpoint, save_
 from pirl.interop.pytorch import RULES
 from pirl.models import Observation
 from pirl.models.config import Pi0Config, get_model_config
-from pirl.models.parameters import expected_parameters, get_parameters
+from pirl.models.pi0 import expected_parameters, get_parameters
 
 FIXTURES = Path(__file__).parent.parent / "fixtures"
 UNUSED = "paligemma_with_expert.gemma_expert.lm_head.weight"

@@ -13,8 +13,8 @@ from critic_reference import q_logits, v_logits
 from pirl.errors import ConfigError
 from pirl.models import get_model_config
 from pirl.models.critic import LARGE_CRITICS, TEN_CRITICS, CriticConfig, CriticEnsemble, count_parameters
+from pirl.models.gemma import KVCache
 from pirl.models.pi0 import Prefix
-from pirl.models.transformer import KVCache
 
 CONFIG = CriticConfig(num_critics=3, hidden_dims=(8, 6), num_queries=3, query_width=4, num_heads=2)
 STEPS, REAL = 2, 2

@@ -10,8 +10,8 @@ import pytest
 
 from golden import MODELS, TINY_MODELS, arrays, assert_close, content, model, needs_golden, observation
 from pirl.models import Observation, Pi0, get_parameters, preprocess, set_parameters
+from pirl.models.gemma import attention_mask
 from pirl.models.pi0 import embed_time
-from pirl.models.transformer import attention_mask
 
 pytestmark = needs_golden
 

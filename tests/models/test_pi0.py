@@ -52,7 +52,7 @@ VARIANTS = {
     "no_camera": dataclasses.replace(MICRO, cameras=()),
     "no_prompt": dataclasses.replace(MICRO, max_token_len=0),
     "state_only": dataclasses.replace(MICRO, cameras=(), max_token_len=0),
-    "without_remat": dataclasses.replace(MICRO, remat=False),
+    "without_remat": dataclasses.replace(MICRO, remat="none"),
 }
 
 
@@ -62,7 +62,7 @@ def reference_config(config: Pi0Config) -> reference.ReferenceConfig:
         pi05=config.pi05,
         action_horizon=config.action_horizon,
         lora_alpha=tuple(None if lora is None else lora.alpha for lora in loras),
-        lora_rslora=tuple(lora is not None and lora.rank_stabilised for lora in loras),
+        lora_rslora=tuple(lora is not None and lora.rank_stabilized for lora in loras),
     )
 
 

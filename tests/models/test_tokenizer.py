@@ -1,7 +1,5 @@
 """Prompts become tokens as OpenPI's tokeniser makes them, from a file that is found or asked for."""
 
-import dataclasses
-
 import numpy as np
 import pytest
 
@@ -24,9 +22,13 @@ def test_every_recorded_case_equals_openpi():
     cases = content("tokenizer", "cases.json")["cases"]
     assert len(cases) > 50
     for case in cases:
-        tokenizer = Tokenizer.from_file(ROOT / "tokenizer" / "tiny_spm.model", case["max_len"], overflow="truncate")
+        tokenizer = Tokenizer.from_file(ROOT / "tokenizer" / "tiny_spm.model", case["max_len"])
         state = None if case["state"] is None else np.asarray(case["state"])
-        tokens, mask = tokenizer(case["prompt"], state)
+        try:
+            tokens, mask = tokenizer(case["prompt"], state)
+        except ObservationError:  # where OpenPI truncates, with no room for another token
+            assert all(case["mask"])
+            continue
         assert tokens.tolist() == case["tokens"]
         assert mask.tolist() == case["mask"]
         assert [str(tokens.dtype), str(mask.dtype)] == case["dtype"]
@@ -66,15 +68,9 @@ def test_the_prompt_format_is_that_of_the_model():
         Tokenizer.for_model(TINY)("fold the towel", np.zeros(3))
 
 
-def test_a_prompt_that_is_too_long_is_refused_by_name(caplog):
-    long = "put the red block in the blue zone and " * 4
+def test_a_prompt_that_is_too_long_is_refused_by_name():
     with pytest.raises(ObservationError, match=r"'put the red.*takes 38 tokens.*max_token_len = 16"):
-        Tokenizer.for_model(TINY)(long)
-    data = Tokenizer.for_model(dataclasses.replace(TINY, max_token_len=64))(long)[0]
-    tokens, mask = Tokenizer.for_model(TINY, overflow="truncate")(long)
-    assert mask.all()
-    assert tokens.tolist() == data[:16].tolist()
-    assert "truncated" in caplog.text
+        Tokenizer.for_model(TINY)("put the red block in the blue zone and " * 4)
 
 
 def test_the_file_is_found_by_path_variable_or_cache(tmp_path, monkeypatch):

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from golden import arrays, assert_close, needs_golden
-from pirl.models.transformer import RMSNorm, attend, attention_mask, rotary_embedding
+from pirl.models.gemma import RMSNorm, attend, attention_mask, rotary_embedding
 
 
 @needs_golden
@@ -29,7 +29,8 @@ def test_rotary_embedding_equals_openpi(case):
 @needs_golden
 def test_norms_equal_openpi():
     recorded = arrays("transforms", "rmsnorm.npz")
-    options = {"rngs": nnx.Rngs(0), "param_dtype": jnp.dtype("float32")}
+    float32 = jnp.dtype("float32")
+    options = {"rngs": nnx.Rngs(0), "dtype": float32, "param_dtype": float32}
     plain = RMSNorm(12, conditioned=False, **options)
     plain.scale[...] = recorded["plain/scale"]
     out, gate = plain(recorded["plain/x"], None)

@@ -18,8 +18,16 @@ from pirl.errors import ConfigError
 from pirl.models.config import Pi0Config
 from pirl.models.critic import CriticParameters, count_parameters
 from pirl.models.observation import GuidedObservation, Observation, preprocess
-from pirl.models.parameters import get_parameters, set_parameters
-from pirl.models.pi0 import Pi0, Solver, abstract_model, plan_chunks, sample_time, step_losses
+from pirl.models.pi0 import (
+    Pi0,
+    Solver,
+    abstract_model,
+    get_parameters,
+    sample_actions,
+    sample_time,
+    set_parameters,
+    step_losses,
+)
 from pirl.models.types import Array
 
 # Scalars; NaN where an update did not compute one.
@@ -306,7 +314,7 @@ def act_with(
     """One chunk of a policy per observation; `rng` is one key, or one per observation."""
     plain = observation.plain if isinstance(observation, GuidedObservation) else observation
     noise = draw_noise(rng, plain.state.shape[0], (policy.config.action_horizon, policy.config.action_dim))
-    return plan_chunks(policy, observation, noise, num_steps, guidance, solver)
+    return sample_actions(policy, observation, noise, num_steps, guidance, solver)
 
 
 def accumulate_gradients(loss: Callable[[Any, Any], Loss], params: Any, data: Any, parts: int) -> tuple[Any, Metrics]:

@@ -18,7 +18,7 @@ from pirl.data.transforms import indicate, make_mask
 from pirl.envs.base import EnvDescription, EnvObservation
 from pirl.errors import CheckpointError, ConfigError, did_you_mean
 from pirl.interop import Checkpoint, NormStats, load_policy, open_checkpoint, resolve_config
-from pirl.models import GuidedObservation, Observation, Pi0, Pi0Config, Tokenizer, plan_chunks
+from pirl.models import GuidedObservation, Observation, Pi0, Pi0Config, Tokenizer, sample_actions
 from pirl.models.types import Array
 from pirl.run_files import RunFiles, saved_steps
 
@@ -117,7 +117,7 @@ def _sample(
 ) -> Float[Array, "b horizon action_dim"]:
     shape = (policy.config.action_horizon, policy.config.action_dim)
     noise = jax.vmap(lambda key: jax.random.normal(key, shape))(keys)
-    return plan_chunks(policy, observation, noise, num_steps, guidance)
+    return sample_actions(policy, observation, noise, num_steps, guidance)
 
 
 def load_planner(

@@ -30,8 +30,7 @@ from pirl.interop.pytorch import FILE_NAME as PYTORCH_FILE
 from pirl.interop.pytorch import PyTorchArrays, check_writable, write_pytorch
 from pirl.models.config import Pi0Config, get_model_config, list_model_configs
 from pirl.models.lora import init_lora
-from pirl.models.parameters import expected_parameters, get_parameters, nest, set_parameters
-from pirl.models.pi0 import Pi0, abstract_model
+from pirl.models.pi0 import Pi0, abstract_model, expected_parameters, get_parameters, nest, set_parameters
 from pirl.run_files import saved_steps
 
 DESCRIPTION_FILE = "pirl.json"
@@ -266,7 +265,7 @@ def _other_computation(described: Pi0Config, config: Pi0Config) -> Iterator[tupl
         theirs, ours = (getattr(model, expert).attention_lora for model in (described, config))
         # One without LoRA is merged, or begins to have it; the feed-forward LoRA is not scaled.
         if theirs is not None and ours is not None and theirs.scale != ours.scale:
-            for name in ("alpha", "rank_stabilised"):
+            for name in ("alpha", "rank_stabilized"):
                 if getattr(theirs, name) != getattr(ours, name):
                     yield f"{expert}.attention_lora.{name}", getattr(theirs, name), getattr(ours, name)
 

@@ -1,4 +1,4 @@
-"""The networks: π₀ and π₀.₅ policies, their observations and their tokeniser."""
+"""The networks: π₀ and π₀.₅ policies, their observations and their tokenizer."""
 
 from pirl.models.config import (
     ExpertConfig,
@@ -10,8 +10,17 @@ from pirl.models.config import (
 )
 from pirl.models.lora import merge_lora
 from pirl.models.observation import GuidedObservation, Observation, preprocess
-from pirl.models.parameters import expected_parameters, get_parameters, set_parameters
-from pirl.models.pi0 import Pi0, Prefix, abstract_model, create_model, plan_chunks
+from pirl.models.pi0 import (
+    Pi0,
+    Prefix,
+    abstract_model,
+    create_model,
+    expected_parameters,
+    get_parameters,
+    nest,
+    sample_actions,
+    set_parameters,
+)
 from pirl.models.tokenizer import Tokenizer, find_tokenizer
 
 __all__ = [
@@ -32,7 +41,8 @@ __all__ = [
     "get_parameters",
     "list_model_configs",
     "merge_lora",
-    "plan_chunks",
+    "nest",
     "preprocess",
+    "sample_actions",
     "set_parameters",
 ]

@@ -1,6 +1,6 @@
 """Training-time image augmentation, equal to OpenPI's draw for draw.
 
-Cameras that do not ride on a wrist are cropped, resized back and rotated; all cameras get colour jitter. Two oddities of
+Cameras that do not ride on a wrist are cropped, resized back and rotated; all cameras get color jitter. Two oddities of
 the original are kept for parity: the jitter leaves the saturation alone although a strength is configured for it, and
 the per-sample keys do not depend on the camera, so both wrist cameras see the same jitter.
 """
@@ -21,7 +21,7 @@ _JITTER_PROBABILITY = 0.5
 
 
 def augment(rng: PRNGKeyArray, images: Float[Array, "b h w 3"], *, geometric: bool) -> Float[Array, "b h w 3"]:
-    """Augment images in [-1, 1], each with its own draw; `geometric` adds crop and rotation to the colour jitter."""
+    """Augment images in [-1, 1], each with its own draw; `geometric` adds crop and rotation to the color jitter."""
 
     def one(key: PRNGKeyArray, image: Array) -> Array:
         stages = jax.random.split(key, 2 if geometric else 1)
@@ -43,12 +43,12 @@ def _crop_and_rotate(key: PRNGKeyArray, image: Float[Array, "h w 3"]) -> Float[A
     offset = jax.random.uniform(crop_key, [2], minval=-slack, maxval=slack)
     angle = jax.random.uniform(rotation_key, minval=-_MAX_ROTATION, maxval=_MAX_ROTATION)
 
-    centre_y, centre_x = height / 2 - 0.5, width / 2 - 0.5
+    center_y, center_x = height / 2 - 0.5, width / 2 - 0.5
     y, x = jnp.mgrid[0:height, 0:width]
-    y, x = y - centre_y, x - centre_x
+    y, x = y - center_y, x - center_x
     sin, cos = jnp.sin(angle), jnp.cos(angle)
-    source_y = (cos * y + sin * x) * (crop_height / height) + offset[0] + centre_y
-    source_x = (cos * x - sin * y) * (crop_width / width) + offset[1] + centre_x
+    source_y = (cos * y + sin * x) * (crop_height / height) + offset[0] + center_y
+    source_x = (cos * x - sin * y) * (crop_width / width) + offset[1] + center_x
 
     def resample(channel: Float[Array, "h w"]) -> Float[Array, "h w"]:
         return map_coordinates(channel, [source_y, source_x], order=1, mode="constant", cval=0.0)
@@ -85,8 +85,8 @@ def _rgb_to_hsv(image: Float[Array, "h w 3"]) -> tuple[Array, Array, Array]:
     def channel(offset: int) -> Array:
         return jnp.take_along_axis(image, ((largest + offset) % 3)[..., None], axis=-1)[..., 0]
 
-    grey, black = spread == 0, value == 0
-    hue = jnp.where(grey, 0.0, (2 * largest + (channel(1) - channel(2)) / jnp.where(grey, 1.0, spread)) / 6)
+    gray, black = spread == 0, value == 0
+    hue = jnp.where(gray, 0.0, (2 * largest + (channel(1) - channel(2)) / jnp.where(gray, 1.0, spread)) / 6)
     return hue, jnp.where(black, 0.0, spread / jnp.where(black, 1.0, value)), value
 
 

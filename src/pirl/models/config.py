@@ -1,13 +1,12 @@
-"""The sizes of a π₀ / π₀.₅ policy, and the named presets from a laptop model to the released ones."""
+"""Architecture of a π₀ / π₀.₅ policy, and named presets from a laptop model to the released ones."""
 
 import dataclasses
 import re
 from dataclasses import dataclass
-from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-from pirl.errors import ConfigError, did_you_mean
+from pirl.errors import ConfigError, check_fields, did_you_mean
 
-_Part = TypeVar("_Part")
 DType = Literal["float32", "bfloat16"]
 Remat = Literal["none", "full", "dots", "weight_dots"]
 
@@ -21,12 +20,15 @@ class LoraConfig:
 
     rank: int
     alpha: float = 1.0
-    rank_stabilised: bool = False
+    rank_stabilized: bool = False
+
+    def __post_init__(self) -> None:
+        check_fields(self, rank="[1, inf)", alpha="(0, inf)")
 
     @property
     def scale(self) -> float:
         """The factor on the low-rank product (attention only: OpenPI's feed-forward LoRA is not scaled)."""
-        return self.alpha / (self.rank**0.5 if self.rank_stabilised else self.rank)
+        return self.alpha / (self.rank**0.5 if self.rank_stabilized else self.rank)
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,16 @@ class ExpertConfig:
     head_dim: int
     attention_lora: LoraConfig | None = None
     mlp_lora: LoraConfig | None = None
+
+    def __post_init__(self) -> None:
+        sizes = ("width", "depth", "mlp_dim", "num_heads", "num_kv_heads", "head_dim")
+        check_fields(self, **dict.fromkeys(sizes, "[1, inf)"))
+        if self.num_heads % self.num_kv_heads:
+            raise ConfigError(
+                f"num_heads = {self.num_heads} should be a multiple of num_kv_heads = {self.num_kv_heads}."
+            )
+        if self.head_dim % 2:
+            raise ConfigError(f"head_dim = {self.head_dim} should be even: rotary embedding turns pairs of components.")
 
     @property
     def has_lora(self) -> bool:
@@ -61,6 +73,13 @@ class VisionConfig:
     mlp_dim: int
     num_heads: int
     patch_size: tuple[int, int]
+
+    def __post_init__(self) -> None:
+        check_fields(self, **dict.fromkeys(("width", "depth", "mlp_dim", "num_heads"), "[1, inf)"))
+        if min(self.patch_size) < 1:
+            raise ConfigError(f"patch_size should be positive; it is {self.patch_size}.")
+        if self.width % self.num_heads:
+            raise ConfigError(f"vision.width = {self.width} should be a multiple of num_heads = {self.num_heads}.")
 
 
 @dataclass(frozen=True)
@@ -90,54 +109,32 @@ class Pi0Config:
     dtype: DType = "bfloat16"
     # Storage dtype of new parameters.
     param_dtype: DType = "float32"
-    # Rematerialisation: what the backward pass recomputes. "none": nothing; "full" (or true): everything but the input
-    # of each layer; "dots": everything but matrix products; "weight_dots": everything but products with weights.
-    remat: bool | Remat = "full"
+    # Rematerialization: what the backward pass recomputes. "none": nothing; "full": everything but the input of each
+    # layer; "dots": everything but matrix products; "weight_dots": everything but products with weights.
+    remat: Remat = "full"
     # "paligemma": the public SentencePiece file of π₀; "tiny": the vocabulary inside this package.
     tokenizer: Literal["paligemma", "tiny"] = "paligemma"
 
     def __post_init__(self) -> None:
-        if isinstance(self.remat, bool):  # as it was written once
-            object.__setattr__(self, "remat", "full" if self.remat else "none")
+        sizes = ("vocab_size", "action_dim", "action_horizon")
+        check_fields(self, **dict.fromkeys(sizes, "[1, inf)"), max_token_len="[0, inf)")
         first, second = self.language, self.action_expert
-        loras = (first.attention_lora, first.mlp_lora, second.attention_lora, second.mlp_lora)
-        parts: list[Any] = [self.vision, first, second, *filter(None, loras)]
-        for part in parts:
-            _check_positive(type(part).__name__, dataclasses.asdict(part))
-        sizes = ("vocab_size", "action_dim", "action_horizon", "image_resolution")
-        _check_positive("Pi0Config", {name: getattr(self, name) for name in sizes})
-        if self.max_token_len < 0:
-            raise ConfigError(f"max_token_len = {self.max_token_len} is negative; 0 means no prompt.")
-        choices = {"dtype": DType, "param_dtype": DType, "remat": Remat, "tokenizer": Literal["paligemma", "tiny"]}
-        for field, known in choices.items():
-            if getattr(self, field) not in get_args(known):
-                raise ConfigError(f"{field} = {getattr(self, field)!r} is none of {', '.join(get_args(known))}.")
         for field in ("depth", "num_heads", "num_kv_heads", "head_dim"):
             if getattr(first, field) != getattr(second, field):
                 raise ConfigError(
                     f"language.{field} = {getattr(first, field)} but action_expert.{field} = "
                     f"{getattr(second, field)}: the experts attend jointly, so these must be equal."
                 )
-        if first.num_heads % first.num_kv_heads:
-            raise ConfigError(
-                f"num_heads = {first.num_heads} is not a multiple of num_kv_heads = {first.num_kv_heads}."
-            )
-        if first.head_dim % 2:
-            raise ConfigError(f"head_dim = {first.head_dim} must be even: rotary embedding turns pairs of components.")
         if second.width % 2:
-            raise ConfigError(f"action_expert.width = {second.width} must be even: time becomes sines and cosines.")
-        if self.vision.width % self.vision.num_heads:
-            raise ConfigError(
-                f"vision.width = {self.vision.width} is not a multiple of vision.num_heads = {self.vision.num_heads}."
-            )
+            raise ConfigError(f"action_expert.width = {second.width} should be even: time becomes sines and cosines.")
         if self.cameras and any(r < p for r, p in zip(self.image_resolution, self.vision.patch_size, strict=True)):
             raise ConfigError(f"image_resolution {self.image_resolution} is below a patch {self.vision.patch_size}.")
         if len(set(self.cameras)) != len(self.cameras):
             raise ConfigError(f"cameras = {self.cameras} names a camera twice.")
         if self.discrete_state_input and not self.pi05:
-            raise ConfigError("discrete_state_input spells the state in the π₀.₅ prompt; it needs pi05 = True.")
+            raise ConfigError("discrete_state_input needs pi05 = True: it puts the state in the π₀.₅ prompt.")
         if self.pi05 and not self.cameras and not self.max_token_len:
-            raise ConfigError("π₀.₅ sees the state only as text: without cameras and prompt this policy is blind.")
+            raise ConfigError("π₀.₅ sees the state only as text: without cameras and prompt this policy sees nothing.")
 
     @property
     def tokens_per_image(self) -> int:
@@ -170,51 +167,32 @@ class Pi0Config:
     @classmethod
     def from_dict(cls, data: Any) -> "Pi0Config":
         """Read what `to_dict` wrote, also after a way through JSON; an unknown or missing field is named."""
-        fields = _fields_of(cls, data, "model")
-        for name in ("language", "action_expert"):
-            if name in fields:
-                expert = _fields_of(ExpertConfig, fields[name], name)
-                for lora in ("attention_lora", "mlp_lora"):
-                    if expert.get(lora) is not None:
-                        expert[lora] = _build(LoraConfig, expert[lora], f"{name}.{lora}")
-                fields[name] = _build(ExpertConfig, expert, name)
-        if "vision" in fields:
-            fields["vision"] = _build(VisionConfig, fields["vision"], "vision")
-        return _build(cls, fields, "model")
+        return _from_plain(cls, data, "model")
 
 
-def _check_positive(where: str, fields: dict[str, Any]) -> None:
-    for name, value in fields.items():
-        values = value if isinstance(value, tuple) else (value,)
-        if any(isinstance(number, int | float) and not isinstance(number, bool) and number <= 0 for number in values):
-            raise ConfigError(f"{where}.{name} = {value} must be positive.")
-
-
-def _fields_of(kind: type, data: Any, where: str) -> dict[str, Any]:
-    """The fields of a part of a model description, with JSON's lists as tuples."""
+def _from_plain(kind: type, data: Any, where: str) -> Any:
+    """A dataclass from a mapping, nested ones included, with JSON's lists as tuples."""
     if not isinstance(data, dict):
-        raise ConfigError(f"in the model description, {where!r} should be a mapping; it is {data!r:.60}.")
-    unknown = sorted(set(data) - {field.name for field in dataclasses.fields(kind)})
-    if unknown:
-        raise ConfigError(f"in the model description, {where!r} has unknown fields {unknown}: another version's?")
-    hints = get_type_hints(kind)
-    for key, value in data.items():
-        # By type, because True counts as an int.
-        if hints[key] in (int, bool, str) and type(value) is not hints[key]:
-            wanted = {int: "a whole number", bool: "true or false", str: "text"}[hints[key]]
-            raise ConfigError(f"in the model description, {where}.{key} should be {wanted}; it is {value!r:.60}.")
-        if get_origin(hints[key]) is tuple and not (
-            isinstance(value, list | tuple) and all(type(entry) is get_args(hints[key])[0] for entry in value)
-        ):
-            raise ConfigError(f"in the model description, {where}.{key} should be a list; it is {value!r:.60}.")
-    return {key: tuple(value) if isinstance(value, list) else value for key, value in data.items()}
-
-
-def _build(kind: type[_Part], data: Any, where: str) -> _Part:
+        raise ConfigError(f"model description: {where} should be a mapping; it is {data!r:.60}.")
+    hints, fields = get_type_hints(kind), {}
+    if unknown := sorted(set(data) - set(hints)):
+        raise ConfigError(f"model description: {where} has unknown fields {unknown}: another version's?")
+    for name, value in data.items():
+        hint, at = hints[name], f"{where}.{name}"
+        nested: list[Any] = [part for part in (hint, *get_args(hint)) if dataclasses.is_dataclass(part)]
+        if nested and (value is not None or nested[0] is hint):
+            value = _from_plain(nested[0], value, at)
+        elif get_origin(hint) is tuple:
+            if not isinstance(value, list | tuple) or any(type(entry) is not get_args(hint)[0] for entry in value):
+                raise ConfigError(f"model description: {at} should be a list; it is {value!r:.60}.")
+            value = tuple(value)
+        elif hint in (int, bool, str) and type(value) is not hint:  # by type, since True is an int
+            raise ConfigError(f"model description: {at} should be of type {hint.__name__}; it is {value!r:.60}.")
+        fields[name] = value
     try:
-        return kind(**_fields_of(kind, data, where))
+        return kind(**fields)
     except TypeError as error:
-        raise ConfigError(f"in the model description, {where!r} cannot be read: {error}.") from error
+        raise ConfigError(f"model description: {where} cannot be read: {error}.") from error
 
 
 # --- presets -----------------------------------------------------------------------------------------------------
@@ -235,7 +213,7 @@ def _pi05(language: ExpertConfig = GEMMA_2B, action_expert: ExpertConfig = GEMMA
     return dataclasses.replace(base, pi05=True, discrete_state_input=True, max_token_len=200)
 
 
-# About 0.4 M parameters: two 56×56 cameras (4 tokens each) and the package's own tokeniser. Made for two CPU cores:
+# About 0.4 M parameters: two 56×56 cameras (4 tokens each) and the package's own tokenizer. Made for two CPU cores:
 # large patches learn a small scene as well as small ones do, at a third of the cost.
 _TINY_EXPERT = ExpertConfig(width=64, depth=2, mlp_dim=128, num_heads=4, num_kv_heads=1, head_dim=16)
 _TINY = Pi0Config(

@@ -1,9 +1,9 @@
-"""The critic ensemble: K networks that value action chunks by what the policy's prefix shows them."""
+"""The critic ensemble: K networks that value action chunks, reading the policy's prefix."""
 
 import functools
 import itertools
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -12,10 +12,9 @@ import optax
 from flax import nnx
 from jaxtyping import Float, Key, PRNGKeyArray
 
-from pirl.errors import ConfigError
+from pirl.errors import ConfigError, check_fields
 from pirl.models.config import Pi0Config
-from pirl.models.parameters import get_parameters, set_parameters
-from pirl.models.pi0 import Prefix
+from pirl.models.pi0 import Prefix, get_parameters, set_parameters
 from pirl.models.types import Array
 
 # Parameters of an ensemble by path, with a leading axis over its critics.
@@ -52,23 +51,18 @@ class CriticConfig:
     """Bins of hl_gauss."""
 
     def __post_init__(self) -> None:
-        if self.num_critics < 1 or not self.hidden_dims or min(self.hidden_dims) < 1:
-            raise ConfigError(f"an ensemble needs at least one critic with at least one hidden layer: {self}.")
-        if not 0 <= self.dropout < 1:
-            raise ConfigError(f"dropout should be in [0, 1); it is {self.dropout}.")
-        if min(self.num_queries, self.query_width, self.num_heads) < 1 or self.query_width % self.num_heads:
+        counts = ("num_critics", "num_queries", "query_width", "num_heads")
+        check_fields(
+            self, **dict.fromkeys(counts, "[1, inf)"), dropout="[0, 1)", huber_delta="(0, inf)", num_bins="[2, inf)"
+        )
+        if not self.hidden_dims or min(self.hidden_dims) < 1:
+            raise ConfigError(f"critic.hidden_dims should be positive widths; it is {self.hidden_dims}.")
+        if self.query_width % self.num_heads:
             raise ConfigError(
-                f"critic.query_width = {self.query_width} should be a multiple of critic.num_heads = {self.num_heads}, "
-                f"and critic.num_queries = {self.num_queries} at least 1."
+                f"critic.query_width = {self.query_width} should be a multiple of critic.num_heads = {self.num_heads}."
             )
-        if self.loss not in get_args(CriticLoss):
-            raise ConfigError(f"critic.loss should be one of {', '.join(get_args(CriticLoss))}; it is {self.loss!r}.")
-        if self.huber_delta <= 0:
-            raise ConfigError(f"critic.huber_delta should be positive; it is {self.huber_delta}.")
         if len(self.value_range) != 2 or not self.value_range[0] < self.value_range[1]:
             raise ConfigError(f"critic.value_range should be lowest, highest; it is {self.value_range}.")
-        if self.num_bins < 2:
-            raise ConfigError(f"critic.num_bins should be at least 2; it is {self.num_bins}.")
 
     @property
     def outputs(self) -> int:
@@ -110,8 +104,13 @@ LARGE_CRITICS = CriticConfig(num_critics=2, hidden_dims=(1024,) * 4, query_width
 TEN_CRITICS = CriticConfig(num_critics=10, hidden_dims=(512,) * 4)
 
 
+def _normalize(x: Float[Array, "*b d"]) -> Float[Array, "*b d"]:
+    centered = x - jnp.mean(x, axis=-1, keepdims=True)
+    return centered * jax.lax.rsqrt(jnp.mean(jnp.square(centered), axis=-1, keepdims=True) + 1e-6)
+
+
 class Readout(nnx.Module):
-    """What a few queries find in the prefix, by attention to its keys and values of all layers."""
+    """A few queries that attend to the prefix: to the keys and values of all its layers."""
 
     def __init__(self, config: CriticConfig, cached_width: int, state_dim: int, rngs: nnx.Rngs):
         self.heads, width = config.num_heads, config.query_width
@@ -122,7 +121,6 @@ class Readout(nnx.Module):
         self.out = nnx.Linear(width, width, rngs=rngs)
 
     def __call__(self, prefix: Prefix) -> Float[Array, "b d"]:
-        """One vector per observation."""
         batch, tokens = prefix.mask.shape
         cached = jnp.concatenate([prefix.cache.keys, prefix.cache.values], axis=-1)
         cached = jnp.moveaxis(cached, 0, 2).reshape(batch, tokens, -1)  # layers b s heads dim
@@ -137,12 +135,12 @@ class Readout(nnx.Module):
 
 
 class MLP(nnx.Module):
-    """Hidden layers on the sum of two inputs' projections, and an output layer."""
+    """Hidden layers on the projections of a view and, for Q, of an action chunk; and an output layer."""
 
     def __init__(self, config: CriticConfig, view_dim: int, action_dim: int, rngs: nnx.Rngs):
         first = config.hidden_dims[0]
         self.dropout = config.dropout
-        # The view's part of the first layer is the same for all chunks of an observation.
+        # The view's part of the first layer is shared by all chunks of an observation.
         self.view = nnx.Linear(view_dim, first, rngs=rngs)
         self.actions = nnx.Linear(action_dim, first, use_bias=False, rngs=rngs) if action_dim else None
         self.hidden = nnx.List([nnx.Linear(a, b, rngs=rngs) for a, b in itertools.pairwise(config.hidden_dims)])
@@ -150,17 +148,19 @@ class MLP(nnx.Module):
         self.out = nnx.Linear(config.hidden_dims[-1], config.outputs, rngs=rngs)
 
     def __call__(
-        self, view: Float[Array, "b d"], actions: Float[Array, "b n a"] | None, keys: Key[Array, " b"] | None
+        self,
+        view: Float[Array, "b d"],
+        actions: Float[Array, "b n a"] | None = None,
+        dropout_keys: Key[Array, " b"] | None = None,
     ) -> Float[Array, "b n outputs"]:
-        """Outputs for every chunk of every observation (n = 1 without chunks); with keys, units are dropped."""
+        """Outputs for every chunk of every observation (n = 1 without chunks); dropout is on where keys are given."""
         x = self.view(view)[:, None]
         if self.actions is not None and actions is not None:
             x = x + self.actions(actions)
         for number, layer in enumerate((*self.hidden, self.out)):
             x = jax.nn.gelu(self.norms[number](x) if self.norms else x)
-            if keys is not None and self.dropout:
-                drop = functools.partial(self._drop, number)
-                x = jax.vmap(drop)(keys, x)
+            if dropout_keys is not None and self.dropout:
+                x = jax.vmap(functools.partial(self._drop, number))(dropout_keys, x)
             x = layer(x)
         return x
 
@@ -181,14 +181,14 @@ class Critic(nnx.Module):
         self.q = MLP(config, view_dim, chunk_dim, rngs)
         self.v = MLP(config, view_dim, 0, rngs) if has_v else None
 
-    def look(self, prefix: Prefix) -> Float[Array, "b d"]:
-        """What Q and V see of an observation."""
+    def view(self, prefix: Prefix) -> Float[Array, "b d"]:
+        """What Q and V see of an observation: the state, and what the queries read."""
         return prefix.state if self.readout is None else jnp.concatenate([self.readout(prefix), prefix.state], axis=-1)
 
 
 @dataclass(frozen=True)
 class CriticEnsemble:
-    """K critics for a policy, as functions of their parameters."""
+    """K critics for a policy, as functions of their stacked parameters."""
 
     config: CriticConfig
     model: Pi0Config
@@ -197,7 +197,7 @@ class CriticEnsemble:
     action_dim: int
     """Dimensions of an action that they see."""
     has_v: bool
-    """Whether they value observations alone, too."""
+    """Whether they also value observations alone."""
 
     def create(self, rng: PRNGKeyArray) -> CriticParameters:
         """Fresh parameters, different for every critic."""
@@ -210,68 +210,50 @@ class CriticEnsemble:
         chunks: Float[Array, "b n horizon action_dim"],
         dropout_keys: Key[Array, " b"] | None = None,
     ) -> Float[Array, "critics b n outputs"]:
-        """Outputs for n chunks per observation, which is looked at once."""
-        return self.q_at(params, self.look(params, prefix), chunks, dropout_keys)
+        """Outputs for n chunks per observation."""
+        chunks = chunks[:, :, : self.horizon, : self.action_dim].reshape(*chunks.shape[:2], -1)
 
-    def look(self, params: CriticParameters, prefix: Prefix) -> Float[Array, "critics b d"]:
-        """What every critic sees of the observations."""
-        return jax.vmap(lambda params: self._build(params).look(prefix))(params)
-
-    def q_at(
-        self,
-        params: CriticParameters,
-        views: Float[Array, "critics b d"],
-        chunks: Float[Array, "b n horizon action_dim"],
-        dropout_keys: Key[Array, " b"] | None = None,
-    ) -> Float[Array, "critics b n outputs"]:
-        """The same, given what the critics see."""
-        flat = chunks[:, :, : self.horizon, : self.action_dim].reshape(*chunks.shape[:2], -1)
-
-        def value(params: CriticParameters, view: Array, keys: Key[Array, " b"] | None) -> Array:
-            return self._build(params).q(view, flat, keys)
+        def apply(params: CriticParameters, keys: Key[Array, " b"] | None) -> Array:
+            critic = self._build(params)
+            return critic.q(critic.view(prefix), chunks, keys)
 
         if dropout_keys is None:
-            return jax.vmap(lambda params, view: value(params, view, None))(params, views)
-        own = jax.vmap(lambda key: jax.random.split(key, self.config.num_critics), out_axes=1)(dropout_keys)
-        return jax.vmap(value)(params, views, own)
+            return jax.vmap(lambda params: apply(params, None))(params)
+        keys = jax.vmap(lambda key: jax.random.split(key, self.config.num_critics), out_axes=1)(dropout_keys)
+        return jax.vmap(apply)(params, keys)
 
     def v(self, params: CriticParameters, prefix: Prefix) -> Float[Array, "critics b outputs"]:
         """Outputs for the observations alone."""
 
-        def value(params: CriticParameters) -> Array:
+        def apply(params: CriticParameters) -> Array:
             critic = self._build(params)
             assert critic.v is not None
-            return critic.v(critic.look(prefix), None, None)[:, 0]
+            return critic.v(critic.view(prefix))[:, 0]
 
-        return jax.vmap(value)(params)
+        return jax.vmap(apply)(params)
 
     def q_values(
         self, params: CriticParameters, prefix: Prefix, chunks: Float[Array, "b n horizon action_dim"]
     ) -> Float[Array, "critics b n"]:
-        """What every critic thinks of n chunks per observation."""
+        """The value of n chunks per observation, by every critic."""
         return self.config.values(self.q(params, prefix, chunks))
 
     def v_values(self, params: CriticParameters, prefix: Prefix) -> Float[Array, "critics b"]:
-        """What every critic expects of the observations."""
+        """The value of the observations, by every critic."""
         return self.config.values(self.v(params, prefix))
 
     def _critic(self, rng: PRNGKeyArray) -> Critic:
         return Critic(self.config, self.model, self.horizon * self.action_dim, self.has_v, nnx.Rngs(rng))
 
     def _build(self, params: CriticParameters) -> Critic:
-        return set_parameters(_abstract(self), params)
+        return set_parameters(_abstract_critic(self), params)
 
 
 @functools.lru_cache(maxsize=32)
-def _abstract(ensemble: CriticEnsemble) -> Critic:
+def _abstract_critic(ensemble: CriticEnsemble) -> Critic:
     return nnx.eval_shape(lambda: ensemble._critic(jax.random.key(0)))
 
 
-def _normalize(x: Float[Array, "*b d"]) -> Float[Array, "*b d"]:
-    centered = x - jnp.mean(x, axis=-1, keepdims=True)
-    return centered * jax.lax.rsqrt(jnp.mean(jnp.square(centered), axis=-1, keepdims=True) + 1e-6)
-
-
 def count_parameters(parameters: Any) -> int:
-    """Numbers in a tree of arrays (or of their shapes)."""
+    """Number of elements in a tree of arrays (or of their shapes)."""
     return sum(int(np.prod(leaf.shape)) for leaf in jax.tree.leaves(parameters))

@@ -1,7 +1,7 @@
 """Weights with an optional low-rank update, and the merge that folds such updates into the weights.
 
-OpenPI's parametrisation has two quirks that are kept, because checkpoints depend on them: the output projection sums
-its second factor over the heads, and the feed-forward update is not scaled by alpha / rank.
+OpenPI's parametrization has two quirks that checkpoints depend on: the output projection sums its second factor over the
+heads, and the feed-forward update is not scaled by alpha / rank.
 """
 
 from collections.abc import Mapping, Sequence

@@ -20,7 +20,7 @@ Image = Float[Array, "b h w 3"] | UInt8[Array, "b h w 3"]
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Observation:
-    """A batch of observations. Images are uint8, or float32 in [-1, 1]; state is normalised and padded."""
+    """A batch of observations. Images are uint8, or float32 in [-1, 1]; state is normalized and padded."""
 
     images: dict[str, Image]
     image_masks: dict[str, Bool[Array, " b"]]
@@ -36,8 +36,7 @@ class Observation:
     def from_dict(cls, data: Mapping[str, Any], config: Pi0Config) -> "Observation":
         """Build from OpenPI's dictionary (`image`, `image_mask`, `state`, `tokenized_prompt`, …) of batched arrays.
 
-        This is where raw data enters the model, so it is also where values are looked at: everything wrong with the
-        given arrays is reported, by name, before anything is computed.
+        Shapes, dtypes and values are checked here, before anything is computed.
         """
         unknown = set(data) - {"image", "image_mask", "state", "tokenized_prompt", "tokenized_prompt_mask"}
         if unknown or "state" not in data:
@@ -53,14 +52,12 @@ class Observation:
         # Cameras without a mask are there, as in OpenPI.
         masks: dict[str, Any] = {name: np.ones(state.shape[:1], bool) for name in images}
         masks |= {name: _as_array(f"image_mask {name!r}", m, bool) for name, m in data.get("image_mask", {}).items()}
-        prompt = {}
-        if data.get("tokenized_prompt") is not None:
-            tokens = _as_array("tokenized_prompt", data["tokenized_prompt"])
-            _check_tokens(tokens, config)
-            prompt["tokenized_prompt"] = tokens.astype(np.int32)
-        if data.get("tokenized_prompt_mask") is not None:
-            prompt["tokenized_prompt_mask"] = _as_array("tokenized_prompt_mask", data["tokenized_prompt_mask"], bool)
-        observation = cls(images, masks, state, **prompt)
+        tokens, mask = data.get("tokenized_prompt"), data.get("tokenized_prompt_mask")
+        if tokens is not None:
+            tokens = _as_tokens(_as_array("tokenized_prompt", tokens), config)
+        if mask is not None:
+            mask = _as_array("tokenized_prompt_mask", mask, bool)
+        observation = cls(images, masks, state, tokens, mask)
         check_shapes(observation, config)
         _check_values(observation)
         return observation
@@ -76,7 +73,7 @@ class GuidedObservation:
 
 
 def check_shapes(observation: Observation, config: Pi0Config) -> None:
-    """Raise if names, dtypes or shapes do not fit the model. Sees no values, so it also runs while tracing."""
+    """Raise if names, dtypes or shapes do not fit the model; also while tracing."""
     given, wanted = set(observation.images), set(config.cameras)
     if given != wanted:
         problems = [f"missing {sorted(wanted - given)}"] if wanted - given else []
@@ -123,22 +120,16 @@ def check_shapes(observation: Observation, config: Pi0Config) -> None:
 
 
 def _check_values(observation: Observation) -> None:
-    def not_finite(array: Any) -> str:
-        """Where the first bad value stands, or nothing."""
+    floats = {f"image {name!r}": image for name, image in observation.images.items() if image.dtype != np.uint8}
+    for name, array in {"state": observation.state, **floats}.items():
         bad = np.argwhere(~np.isfinite(array))
-        return "" if not len(bad) else f"{array[tuple(bad[0])]} at index {tuple(int(i) for i in bad[0])}"
-
-    if where := not_finite(observation.state):
-        raise ObservationError(f"state contains {where} (batch, dimension): clean the data before it meets the model.")
-    for name, image in observation.images.items():
-        if image.dtype == np.uint8:
-            continue
-        if where := not_finite(image):
-            raise ObservationError(f"image {name!r} contains {where} (batch, row, column, channel).")
+        if len(bad):
+            raise ObservationError(f"{name} contains {array[tuple(bad[0])]} at index {tuple(map(int, bad[0]))}.")
+    for name, image in floats.items():
         low, high = float(np.min(image, initial=0.0)), float(np.max(image, initial=0.0))
         if low < -1 - 1e-5 or high > 1 + 1e-5:
             raise ObservationError(
-                f"image {name!r} has values from {low:.4g} to {high:.4g}; float images lie in [-1, 1]. "
+                f"{name} has values from {low:.4g} to {high:.4g}; float images lie in [-1, 1]. "
                 "Pass uint8, or map 0..255 by x / 255 * 2 - 1."
             )
 
@@ -150,16 +141,17 @@ def _as_array(name: str, value: Any, dtype: Any = None) -> Any:
         raise ObservationError(f"{name} is not an array of numbers: {error}.") from error
 
 
-def _check_tokens(tokens: np.ndarray, config: Pi0Config) -> None:
-    """Before they become int32: a cast would hide what does not fit."""
+def _as_tokens(tokens: np.ndarray, config: Pi0Config) -> Any:
+    """As int32, checked before the cast, which would hide what does not fit."""
     if not np.issubdtype(tokens.dtype, np.integer):
         raise ObservationError(f"tokenized_prompt has dtype {tokens.dtype}, expected integers.")
     outside = tokens[(tokens < 0) | (tokens >= config.vocab_size)]
     if outside.size:
         raise ObservationError(
             f"tokenized_prompt contains token {outside.flat[0]}, outside the vocabulary of {config.vocab_size}: "
-            f"was it written by another tokeniser than the model's ({config.tokenizer!r})?"
+            f"was it written by another tokenizer than the model's ({config.tokenizer!r})?"
         )
+    return tokens.astype(np.int32)
 
 
 def preprocess(observation: Observation, config: Pi0Config, rng: PRNGKeyArray | None = None) -> Observation:
@@ -182,7 +174,7 @@ def to_float(image: Image) -> Float[Array, "b h w 3"]:
 
 
 def resize_with_pad(image: Float[Array, "b old_h old_w 3"], height: int, width: int) -> Float[Array, "b h w 3"]:
-    """Scale images in [-1, 1] to fit inside height × width without distortion, and centre them on black."""
+    """Scale images in [-1, 1] to fit inside height × width without distortion, and center them on black."""
     batch, old_height, old_width, channels = image.shape
     ratio = max(old_width / width, old_height / height)
     new_height, new_width = int(old_height / ratio), int(old_width / ratio)

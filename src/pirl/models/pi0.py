@@ -1,8 +1,9 @@
-"""The π₀ / π₀.₅ policy and its three verbs: `encode` an observation, take the `flow_loss`, `sample` action chunks."""
+"""The π₀ / π₀.₅ policy: `encode` an observation, take the `flow_loss`, `sample` action chunks; its parameters by path."""
 
+import functools
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import partial
-from typing import Literal
+from typing import Any, Literal, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -11,23 +12,24 @@ from jaxtyping import Bool, Float, PRNGKeyArray
 
 from pirl.errors import ObservationError
 from pirl.models.config import Pi0Config
+from pirl.models.gemma import KVCache, Transformer, attention_mask
 from pirl.models.observation import GuidedObservation, Observation, preprocess
-from pirl.models.transformer import KVCache, Transformer, attention_mask
+from pirl.models.siglip import VisionTower
 from pirl.models.types import Array
-from pirl.models.vision import VisionTower
 
 Solver = Literal["euler", "midpoint"]
+_Model = TypeVar("_Model", bound=nnx.Module)
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Prefix:
-    """An encoded observation: all that the flow loss, the sampler and a critic need of it, computed once."""
+    """An encoded observation, for the flow loss, the sampler and critics."""
 
     cache: KVCache
     # Which cached tokens are real (a camera may be absent, a prompt short).
     mask: Bool[Array, "b s"]
-    # The outputs of the prefix, averaged over its real tokens: what critics see.
+    # The outputs of the prefix, averaged over its real tokens.
     features: Float[Array, "b width"]
     # π₀ feeds the state to the action expert; it rides along.
     state: Float[Array, "b action_dim"]
@@ -38,7 +40,6 @@ class PaliGemma(nnx.Module):
 
     def __init__(self, config: Pi0Config, rngs: nnx.Rngs):
         dtype, param_dtype = jnp.dtype(config.dtype), jnp.dtype(config.param_dtype)
-        assert not isinstance(config.remat, bool)
         self.llm = Transformer(
             (config.language, config.action_expert),
             config.vocab_size,
@@ -84,7 +85,7 @@ class Pi0(nnx.Module):
             self.action_time_mlp_out = linear(width, width)
         self.action_out_proj = linear(width, config.action_dim)
 
-    # --- the three verbs -----------------------------------------------------------------------------------------
+    # --- encode, flow_loss, sample ------------------------------------------------------------------------------------
 
     def encode(self, observation: Observation, rng: PRNGKeyArray | None = None) -> Prefix:
         """Run vision and language once. With `rng` the images are augmented, as in training.
@@ -111,13 +112,7 @@ class Pi0(nnx.Module):
         valid: Bool[Array, "b horizon"] | Float[Array, "b horizon"] | None = None,
         real_action_dim: int | None = None,
     ) -> Float[Array, "b horizon"]:
-        """Squared error of the predicted flow, per step of the chunk.
-
-        Noise and time are drawn from `rng` unless given. Steps that are not `valid` get loss 0. The error is averaged
-        over all action dimensions, padding included, as OpenPI does, or over the first `real_action_dim` only.
-        """
-        if real_action_dim is not None and not 0 < real_action_dim <= self.config.action_dim:
-            raise ValueError(f"real_action_dim = {real_action_dim} is not within 1..{self.config.action_dim}.")
+        """Squared error of the predicted flow, per step of the chunk; see `flow_errors` and `step_losses`."""
         return step_losses(self.flow_errors(prefix, actions, rng, noise=noise, time=time), valid, real_action_dim)
 
     def flow_errors(
@@ -129,7 +124,7 @@ class Pi0(nnx.Module):
         noise: Float[Array, "b horizon action_dim"] | None = None,
         time: Float[Array, " b"] | None = None,
     ) -> Float[Array, "b horizon action_dim"]:
-        """What the flow loss averages: squared errors of the predicted flow, per step and dimension."""
+        """Squared errors of the predicted flow per step and dimension; noise and time are drawn from `rng` or given."""
         self._check_chunks("actions", actions)
         if noise is None or time is None:
             if rng is None:
@@ -137,7 +132,6 @@ class Pi0(nnx.Module):
             _, noise_rng, time_rng = jax.random.split(rng, 3)
             noise = jax.random.normal(noise_rng, actions.shape) if noise is None else noise
             time = sample_time(time_rng, actions.shape[0]) if time is None else time
-        self._check_chunks("noise", noise)
         t = time[:, None, None]
         x_t = t * noise + (1 - t) * actions
         return jnp.square(self.velocity(prefix, x_t[:, None], time)[:, 0] - (noise - actions))
@@ -154,26 +148,19 @@ class Pi0(nnx.Module):
         guidance: float = 1.0,
         solver: Solver = "euler",
     ) -> Float[Array, "b n horizon action_dim"]:
-        """Draw `n` chunks per observation by integrating the flow, which is evaluated `num_steps` times.
+        """Sample `n` chunks per observation by integrating the flow, which is evaluated `num_steps` times.
 
         Euler's method is OpenPI's. In ten steps it loses an eighth of the spread of what the policy has learned, and more
         where that is narrow; the midpoint method, at the same cost, hardly any.
-        The starting noise is drawn from `rng` unless given. Differentiable in reverse mode. A `guide` is the same
-        observation under another prompt: the flow goes from that of `prefix` towards, and with a `guidance` above 1
-        beyond, that of the guide.
+        The starting noise is drawn from `rng` unless given. A `guide` is the same observation under another prompt: the
+        flow is extrapolated from that of `prefix` to that of the guide, with weight `guidance`.
         """
         if noise is None:
             if rng is None:
                 raise ValueError("sample needs an rng, or the starting noise.")
             shape = (prefix.mask.shape[0], n, self.config.action_horizon, self.config.action_dim)
             noise = jax.random.normal(rng, shape)
-        elif n not in (1, noise.shape[1]):
-            raise ValueError(f"n = {n}, but the starting noise is for {noise.shape[1]} chunks: leave n out.")
         self._check_chunks("noise", noise)
-        if num_steps < 1:
-            raise ValueError(f"num_steps = {num_steps}: sampling takes at least one step.")
-        if solver == "midpoint" and num_steps % 2:
-            raise ValueError(f"num_steps = {num_steps}: the midpoint method evaluates the flow twice in each step.")
         length = num_steps if solver == "euler" else num_steps // 2
         step = -1.0 / length
 
@@ -195,7 +182,7 @@ class Pi0(nnx.Module):
         (actions, _), _ = jax.lax.scan(move, (noise, jnp.float32(1.0)), length=length)
         return actions
 
-    # --- what they are made of -----------------------------------------------------------------------------------
+    # --- tokens and flow -----------------------------------------------------------------------------------
 
     def embed_prefix(self, observation: Observation) -> tuple[Float[Array, "b s width"], Bool[Array, "b s"]]:
         """Tokens of the cameras, in the order of the config, then of the prompt; and which of them are real."""
@@ -271,7 +258,7 @@ def step_losses(
     return loss if valid is None else jnp.where(valid, loss * valid, 0.0)
 
 
-def plan_chunks(
+def sample_actions(
     policy: Pi0,
     observation: Observation | GuidedObservation,
     noise: Float[Array, "b horizon action_dim"],
@@ -279,10 +266,10 @@ def plan_chunks(
     guidance: float = 1.0,
     solver: Solver = "euler",
 ) -> Float[Array, "b horizon action_dim"]:
-    """One chunk for each observation, from its own noise; guided if there are two prompts, and by as much as is said."""
+    """One chunk for each observation, from its own noise; two prompts are combined by the weight `guidance`."""
     guide = None
     if isinstance(observation, GuidedObservation):
-        # They differ in the prompt only: named once, the pictures enter the compiled program once.
+        # They differ in the prompt only; the same images enter the compiled program once.
         plain, indicated = observation.plain, replace(observation.indicated, images=observation.plain.images)
         guide = None if guidance in (0, 1) else policy.encode(indicated)
         observation = indicated if guidance == 1 else plain
@@ -307,16 +294,53 @@ def embed_time(time: Float[Array, " b"], width: int) -> Float[Array, "b width"]:
     return jnp.concatenate([jnp.sin(angle), jnp.cos(angle)], axis=-1)
 
 
+@functools.partial(jax.jit, static_argnums=0)
 def create_model(config: Pi0Config, rng: PRNGKeyArray) -> Pi0:
     """A policy with fresh parameters, made in one compiled step."""
-    return _create_model(config, rng)
-
-
-@partial(jax.jit, static_argnums=0)
-def _create_model(config: Pi0Config, rng: PRNGKeyArray) -> Pi0:
     return Pi0(config, nnx.Rngs(rng))
 
 
 def abstract_model(config: Pi0Config) -> Pi0:
-    """The policy with shapes in place of arrays: costs nothing at any size."""
+    """The policy with shapes in place of arrays."""
     return nnx.eval_shape(lambda: Pi0(config, nnx.Rngs(0)))
+
+
+# --- parameters as flat dictionaries: '/'-joined paths, as in OpenPI's checkpoints and freeze rules -------------------
+
+
+def get_parameters(model: nnx.Module) -> dict[str, Any]:
+    """Every parameter of a model by path; of an abstract model, its shapes and dtypes."""
+    return {"/".join(map(str, path)): leaf.get_value() for path, leaf in nnx.to_flat_state(nnx.state(model, nnx.Param))}
+
+
+def set_parameters(model: _Model, parameters: Mapping[str, Any]) -> _Model:
+    """A copy of the model with exactly these parameters."""
+    graphdef, state = nnx.split(model)
+    flat = nnx.to_flat_state(state)
+    paths = ["/".join(map(str, path)) for path, _ in flat]
+    if set(paths) != set(parameters):
+        raise ValueError(f"parameters do not fit the model: {sorted(set(paths) ^ set(parameters))}")
+    leaves = [(path, leaf.replace(parameters[name])) for name, (path, leaf) in zip(paths, flat, strict=True)]
+    return nnx.merge(graphdef, nnx.from_flat_state(leaves))
+
+
+@functools.lru_cache(maxsize=32)
+def _expected_parameters(config: Pi0Config) -> dict[str, jax.ShapeDtypeStruct]:
+    return get_parameters(abstract_model(config))
+
+
+def expected_parameters(config: Pi0Config) -> dict[str, jax.ShapeDtypeStruct]:
+    """The shape and dtype of every parameter of a configuration."""
+    return dict(_expected_parameters(config))
+
+
+def nest(flat: Mapping[str, Any]) -> dict[str, Any]:
+    """{"a/b": x} as {"a": {"b": x}}."""
+    tree: dict[str, Any] = {}
+    for path, value in flat.items():
+        *parents, name = path.split("/")
+        node = tree
+        for parent in parents:
+            node = node.setdefault(parent, {})
+        node[name] = value
+    return tree

@@ -1,14 +1,12 @@
 """Prompts to tokens: SentencePiece with the two prompt formats of π₀ and π₀.₅.
 
-The PaliGemma vocabulary is a file the user has, found by path, environment variable or cache and never downloaded; a
-small vocabulary for the `tiny` presets lives inside the package.
+The PaliGemma vocabulary is a file found by path, environment variable or cache, never downloaded; a small vocabulary for
+the `tiny` presets is part of the package.
 """
 
-import logging
 import os
 from importlib import resources
 from pathlib import Path
-from typing import Any, Literal
 
 import numpy as np
 import sentencepiece
@@ -18,83 +16,72 @@ from pirl.errors import ObservationError, UserError
 from pirl.files import cache_directory, expand_home
 from pirl.models.config import Pi0Config
 
-log = logging.getLogger(__name__)
-
-Overflow = Literal["error", "truncate"]
 PATH_VARIABLE = "PIRL_TOKENIZER"
 _FILE = "paligemma_tokenizer.model"
 _SOURCE = "https://storage.googleapis.com/big_vision/paligemma_tokenizer.model"
 
 
-def _cached_files() -> list[Path]:
-    """Where the PaliGemma file may lie already: pirl's cache, and that of OpenPI."""
-    openpi = expand_home(os.environ.get("OPENPI_DATA_HOME") or "~/.cache/openpi")
-    return [cache_directory() / _FILE, openpi / "big_vision" / _FILE]
-
-
 def find_tokenizer(path: str | os.PathLike[str] | None = None) -> Path:
-    """The PaliGemma SentencePiece file: `path`, else $PIRL_TOKENIZER, else a cache; else an error with advice."""
+    """The PaliGemma SentencePiece file: `path`, else $PIRL_TOKENIZER, else in the cache of pirl or of OpenPI."""
     for origin, given in ((None, path), (PATH_VARIABLE, os.environ.get(PATH_VARIABLE))):
         if given:
             file = expand_home(given)
             if file.is_file():
                 return file
-            raise UserError(f"no tokeniser file at {file}" + (f" (from ${origin})." if origin else "."))
-    places = _cached_files()
-    for file in places:
+            raise UserError(f"no tokenizer file at {file}" + (f" (from ${origin})." if origin else "."))
+    openpi = expand_home(os.environ.get("OPENPI_DATA_HOME") or "~/.cache/openpi")
+    cached = [cache_directory() / _FILE, openpi / "big_vision" / _FILE]
+    for file in cached:
         if file.is_file():
             return file
     raise UserError(
-        "the PaliGemma tokeniser was not found. Looked at:\n"
-        + "".join(f"  {file}\n" for file in places)
-        + f"Get it once, for example with\n  curl --create-dirs -o {places[0]} {_SOURCE}\n"
-        f"or set ${PATH_VARIABLE} to where it is. pirl never downloads it by itself."
+        "the PaliGemma tokenizer was not found. Looked at:\n"
+        + "".join(f"  {file}\n" for file in cached)
+        + f"Download it once, for example with\n  curl --create-dirs -o {cached[0]} {_SOURCE}\n"
+        f"or set ${PATH_VARIABLE} to its path. pirl never downloads it by itself."
     )
 
 
 class Tokenizer:
     """Turns a prompt, with or without a state, into a fixed number of tokens and their validity mask."""
 
-    def __init__(self, model: bytes, max_len: int, *, overflow: Overflow = "error", discrete_state: bool | None = None):
-        """`discrete_state` says whether prompts must spell the state; None leaves it to each call."""
+    def __init__(self, model: bytes, max_len: int, *, discrete_state: bool | None = None):
+        """`discrete_state` says whether prompts must contain the state; None leaves it to each call."""
         self._max_len = max_len
-        self._overflow = overflow
         self._discrete_state = discrete_state
         self._sentencepiece = sentencepiece.SentencePieceProcessor()
         self._sentencepiece.LoadFromSerializedProto(model)
 
     @classmethod
-    def from_file(cls, path: str | os.PathLike[str] | None, max_len: int, **options: Any) -> "Tokenizer":
-        """Read a SentencePiece file; without a path, the PaliGemma one is looked for. Options as for the constructor."""
+    def from_file(
+        cls, path: str | os.PathLike[str] | None, max_len: int, *, discrete_state: bool | None = None
+    ) -> "Tokenizer":
+        """Read a SentencePiece file; without a path, that of PaliGemma."""
         file = find_tokenizer(path)
         try:
-            return cls(file.read_bytes(), max_len, **options)
+            return cls(file.read_bytes(), max_len, discrete_state=discrete_state)
         except (RuntimeError, OSError) as error:
             raise UserError(f"{file} is not a SentencePiece model ({error}). Get the file again.") from error
 
     @classmethod
-    def for_model(
-        cls, config: Pi0Config, path: str | os.PathLike[str] | None = None, *, overflow: Overflow = "error"
-    ) -> "Tokenizer":
-        """The tokeniser a model wants, held to its prompt format: the package's own vocabulary or PaliGemma's."""
-        options: dict[str, Any] = {"overflow": overflow, "discrete_state": config.discrete_state_input}
+    def for_model(cls, config: Pi0Config, path: str | os.PathLike[str] | None = None) -> "Tokenizer":
+        """The vocabulary and prompt format of a model."""
         if path is None and config.tokenizer == "tiny":
             model = resources.files("pirl.models").joinpath("assets/tiny_tokenizer.model").read_bytes()
-            return cls(model, config.max_token_len, **options)
-        return cls.from_file(path, config.max_token_len, **options)
+            return cls(model, config.max_token_len, discrete_state=config.discrete_state_input)
+        return cls.from_file(path, config.max_token_len, discrete_state=config.discrete_state_input)
 
     @property
     def vocab_size(self) -> int:
-        """How many tokens there are."""
+        """Number of tokens."""
         return self._sentencepiece.vocab_size()
 
     def __call__(
         self, prompt: str, state: Float[np.ndarray, " dims"] | None = None
     ) -> tuple[Int64[np.ndarray, " max_len"], Bool[np.ndarray, " max_len"]]:
-        """Tokens and mask of one prompt. A given state (normalised, not padded) selects the π₀.₅ format.
+        """Tokens and mask of one prompt. A state (normalized, not padded) selects the π₀.₅ format.
 
-        A prompt that does not fit raises, unless this tokeniser was made to truncate: what is cut is the tail that
-        tells the model where the actions begin.
+        A prompt that does not fit raises: truncation would take off the tail, after which the actions begin.
         """
         if self._discrete_state is not None and self._discrete_state != (state is not None):
             wanted = "needs the state in its prompt" if self._discrete_state else "takes no state in its prompt"
@@ -106,15 +93,14 @@ class Tokenizer:
         else:
             if np.ndim(state) != 1 or not np.all(np.isfinite(state)):
                 raise ObservationError(f"the state in a prompt should be one finite vector; it is {np.asarray(state)}.")
-            spelled = " ".join(str(bin_) for bin_ in discretize_state(state))
+            spelled = " ".join(map(str, discretize_state(state)))
             tokens = self._encode(f"Task: {text}, State: {spelled};\nAction: ", bos=True)
-        if len(tokens) > self._max_len:
-            message = f"the prompt {prompt!r} takes {len(tokens)} tokens, the limit is max_token_len = {self._max_len}"
-            if self._overflow == "error":
-                raise ObservationError(f"{message}: shorten the prompt or raise max_token_len.")
-            log.warning("%s: truncated.", message)
-        tokens = tokens[: self._max_len]
         padding = self._max_len - len(tokens)
+        if padding < 0:
+            raise ObservationError(
+                f"the prompt {prompt!r} takes {len(tokens)} tokens, the limit is max_token_len = {self._max_len}: "
+                "shorten the prompt or raise max_token_len."
+            )
         return np.array(tokens + [0] * padding, np.int64), np.arange(self._max_len) < len(tokens)
 
     def _encode(self, text: str, *, bos: bool = False) -> list[int]:

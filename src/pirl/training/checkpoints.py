@@ -26,7 +26,7 @@ from pirl.interop import NormStats, check_target
 from pirl.interop.checkpoint import CheckpointWriter
 from pirl.interop.orbax import quiet_orbax
 from pirl.models import Pi0, get_parameters
-from pirl.models.parameters import nest
+from pirl.models.pi0 import nest
 from pirl.run_files import saved_steps
 from pirl.training.distributed import all_gather, barrier, broadcast, is_main_process
 from pirl.training.records import (

@@ -5,6 +5,7 @@ and see the prefix and themselves. Because the prefix never looks at the suffix,
 the prefix once, and then any number of suffixes against its cached keys and values.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,16 +14,23 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from jax.nn import initializers
-from jaxtyping import Bool, Float, Int
+from jax.sharding import NamedSharding, PartitionSpec
+from jaxtyping import Bool, Float, Int, Shaped
 
 from pirl.models.config import ExpertConfig, Remat
-from pirl.models.layers import Dense
-from pirl.models.layout import rematerialised, spread
 from pirl.models.lora import Einsum, FeedForward
 from pirl.models.types import Array
 
-# What a masked logit becomes: finite, so that a row without any valid key turns into a uniform one instead of NaN.
+# A masked logit: finite, so that a row without any valid key becomes uniform instead of NaN.
 _MASKED = -2.3819763e38
+# Axes of the device mesh; a batch is sharded over both.
+BATCH_AXES = ("data", "fsdp")
+# What each layer of a scan keeps for its backward pass; the rest is computed again.
+_REMAT_POLICIES = {
+    "full": None,
+    "dots": jax.checkpoint_policies.dots_saveable,
+    "weight_dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
+}
 
 
 @jax.tree_util.register_dataclass
@@ -102,15 +110,40 @@ def attend(
     return out.astype(q.dtype).reshape(batch, tokens, heads, dim)
 
 
+def shard_batch(x: Shaped[Array, "b ..."]) -> Shaped[Array, "b ..."]:
+    """Constrain activations to be sharded along the batch, if there is a mesh that divides it.
+
+    Otherwise the compiler may carry the sharding of a weight over to what it is multiplied with, so that every device
+    holds some columns of all samples.
+    """
+    mesh = jax.typeof(x).sharding.mesh
+    if mesh.empty or set(mesh.axis_names) != set(BATCH_AXES) or mesh.size == 1 or x.shape[0] % mesh.size:
+        return x
+    return jax.lax.with_sharding_constraint(x, NamedSharding(mesh, PartitionSpec(BATCH_AXES)))
+
+
+def scan_layers(
+    layer: Callable[[Array, Any], tuple[Array, Any]], x: Float[Array, "b t w"], layers: Any, remat: Remat
+) -> tuple[Float[Array, "b t w"], Any]:
+    """Apply stacked layers one after the other; also returns what each layer returns beside its output."""
+
+    def step(x: Array, layers: Any) -> tuple[Array, Any]:
+        x, extra = layer(x, layers)
+        return shard_batch(x), extra
+
+    if remat != "none":
+        step = jax.checkpoint(step, prevent_cse=False, policy=_REMAT_POLICIES[remat])
+    return jax.lax.scan(step, shard_batch(x), layers)
+
+
 class RMSNorm(nnx.Module):
     """Root-mean-square norm; with conditioning (adaRMS) its scale, shift and residual gate come from a vector."""
 
-    def __init__(self, width: int, *, conditioned: bool, rngs: nnx.Rngs, param_dtype: jnp.dtype):
-        self.conditioned = conditioned
+    def __init__(self, width: int, *, conditioned: bool, rngs: nnx.Rngs, dtype: jnp.dtype, param_dtype: jnp.dtype):
         if conditioned:
             # Zero: a fresh adaRMS block has a closed gate, so it starts as the identity.
-            options: dict[str, Any] = {"kernel_init": initializers.zeros, "param_dtype": param_dtype, "rngs": rngs}
-            self.Dense_0 = Dense((width,), (3 * width,), **options)
+            options: dict[str, Any] = {"dtype": dtype, "param_dtype": param_dtype, "rngs": rngs}
+            self.Dense_0 = nnx.Linear(width, 3 * width, kernel_init=initializers.zeros, **options)
         else:
             self.scale = nnx.Param(jnp.zeros((width,), param_dtype))
 
@@ -120,17 +153,16 @@ class RMSNorm(nnx.Module):
         """The normed tokens and, where conditioned, the gate of the residual branch they open."""
         variance = jnp.mean(jnp.square(x.astype(jnp.float32)), axis=-1, keepdims=True)
         normed = x * jax.lax.reciprocal(jnp.sqrt(variance + 1e-6))
-        if not self.conditioned:
+        if hasattr(self, "scale"):
             return (normed * (1 + self.scale[...])).astype(x.dtype), None
-        if condition is None:
-            raise ValueError("an adaRMS norm needs its conditioning vector.")
+        assert condition is not None
         modulation = self.Dense_0(condition.astype(x.dtype))
         scale, shift, gate = jnp.split(modulation[:, None, :], 3, axis=-1)
         return (normed * (1 + scale) + shift).astype(x.dtype), gate
 
 
 def _named(name: str, expert: int) -> str:
-    """OpenPI's names: those of expert 0 are bare, those of expert 1 end in `_1`."""
+    """OpenPI's names: those of expert 1 end in `_1`."""
     return name if expert == 0 else f"{name}_{expert}"
 
 
@@ -169,12 +201,20 @@ class Attention(nnx.Module):
 class Block(nnx.Module):
     """One layer: attention and feed-forward, each behind a norm, for both experts."""
 
-    def __init__(self, experts: tuple[ExpertConfig, ...], adarms: bool, *, rngs: nnx.Rngs, param_dtype: jnp.dtype):
+    def __init__(
+        self,
+        experts: tuple[ExpertConfig, ...],
+        *,
+        adarms: bool,
+        rngs: nnx.Rngs,
+        dtype: jnp.dtype,
+        param_dtype: jnp.dtype,
+    ):
         self.attn = Attention(experts, rngs=rngs, param_dtype=param_dtype)
         for index, expert in enumerate(experts):
+            options: dict[str, Any] = {"rngs": rngs, "dtype": dtype, "param_dtype": param_dtype}
             for name in ("pre_attention_norm", "pre_ffw_norm"):
-                conditioned = adarms and index == 1
-                norm = RMSNorm(expert.width, conditioned=conditioned, rngs=rngs, param_dtype=param_dtype)
+                norm = RMSNorm(expert.width, conditioned=adarms and index == 1, **options)
                 setattr(self, _named(name, index), norm)
             setattr(self, _named("mlp", index), FeedForward(expert, rngs=rngs, param_dtype=param_dtype))
 
@@ -210,11 +250,6 @@ class Embedder(nnx.Module):
         init = initializers.normal(stddev=0.01)
         self.input_embedding = nnx.Param(init(rngs.params(), (vocab_size, width), param_dtype))
 
-    def __call__(self, tokens: Int[Array, "b l"]) -> Float[Array, "b l w"]:
-        """Rows of the table, scaled by the square root of the width as Gemma does."""
-        rows = self.input_embedding[...][tokens]
-        return rows * jnp.sqrt(rows.shape[-1]).astype(rows.dtype)
-
 
 class Transformer(nnx.Module):
     """Both experts' layers, stacked along a leading axis and scanned."""
@@ -234,19 +269,21 @@ class Transformer(nnx.Module):
         self.remat = remat
         self.embedder = Embedder(vocab_size, experts[0].width, rngs=rngs, param_dtype=param_dtype)
 
+        options: dict[str, Any] = {"dtype": dtype, "param_dtype": param_dtype}
+
         def make_block(key: Array) -> Block:
-            return Block(experts, adarms, rngs=nnx.Rngs(key), param_dtype=param_dtype)
+            return Block(experts, adarms=adarms, rngs=nnx.Rngs(key), **options)
 
         # A loop rather than vmap: creating a full-size model needs the scratch memory of one layer, not of all.
         self.layers = jax.lax.map(make_block, jax.random.split(rngs.params(), experts[0].depth))
         for index, expert in enumerate(experts):
-            conditioned = adarms and index == 1
-            norm = RMSNorm(expert.width, conditioned=conditioned, rngs=rngs, param_dtype=param_dtype)
+            norm = RMSNorm(expert.width, conditioned=adarms and index == 1, rngs=rngs, **options)
             setattr(self, _named("final_norm", index), norm)
 
     def embed(self, tokens: Int[Array, "b l"]) -> Float[Array, "b l w"]:
-        """Text tokens as prefix tokens."""
-        return self.embedder(tokens).astype(self.dtype)
+        """Rows of the embedding table, scaled by the square root of the width."""
+        rows = self.embedder.input_embedding[...][tokens]
+        return (rows * jnp.sqrt(rows.shape[-1]).astype(rows.dtype)).astype(self.dtype)
 
     def __call__(
         self,
@@ -264,13 +301,11 @@ class Transformer(nnx.Module):
         Returns the outputs and the keys and values of these tokens.
         """
 
-        def step(x: Array, layer: tuple[Block, tuple[Array, Array] | None]) -> tuple[Array, tuple[Array, Array]]:
+        def layer(x: Array, layer: tuple[Block, tuple[Array, Array] | None]) -> tuple[Array, tuple[Array, Array]]:
             block, cached = layer
-            x, own = block(expert, x, positions, mask, condition, cached, cache_mask)
-            return spread(x), own
+            return block(expert, x, positions, mask, condition, cached, cache_mask)
 
-        cached = None if cache is None else (cache.keys, cache.values)
-        layers = (self.layers, cached)
-        x, (keys, values) = jax.lax.scan(rematerialised(step, self.remat), spread(tokens.astype(self.dtype)), layers)
+        layers = (self.layers, None if cache is None else (cache.keys, cache.values))
+        x, (keys, values) = scan_layers(layer, tokens.astype(self.dtype), layers, self.remat)
         out, _ = getattr(self, _named("final_norm", expert))(x, condition)
         return out, KVCache(keys, values)
