@@ -30,10 +30,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pirl.agents.acrlpd import ACRLPDAgent
+from pirl.agents.acrlpd import ACRLPDAgent, Encoded
 from pirl.agents.bc import BCAgent
 from pirl.agents.config import ACRLPDConfig, BCConfig
-from pirl.agents.encoding import Encoded
 from pirl.config import get_config
 from pirl.data import ChunkBatch
 from pirl.models import ExpertConfig, Observation, Pi0Config, VisionConfig, create_model
@@ -74,11 +73,10 @@ class NaiveAgent(ACRLPDAgent):
         )
         return super().critic_loss(again, params)
 
-    def actor_loss(self, enc: Encoded, data_losses: Any) -> Any:
+    def actor_loss(self, enc: Encoded) -> Any:
         """Encodes with gradients by itself."""
         prefix = enc.policy.encode(another(enc.inputs.flow.observations))
-        again = dataclasses.replace(enc, prefix=prefix)
-        return super().actor_loss(again, self._data_losses(again))
+        return super().actor_loss(dataclasses.replace(enc, prefix=prefix))
 
 
 def another(observation: Observation) -> Observation:

@@ -233,7 +233,7 @@ def test_the_gradient_of_awr_takes_the_weights_as_given():
 @pytest.fixture
 def encoder_trains(monkeypatch):
     """As that of a real policy does unless vision and language are frozen."""
-    monkeypatch.setattr("pirl.agents.acrlpd.encoder_trains", lambda trainable: "eye" in trainable)
+    monkeypatch.setattr("pirl.agents.common.encoder_trains", lambda trainable: "eye" in trainable)
 
 
 @pytest.mark.usefixtures("encoder_trains")

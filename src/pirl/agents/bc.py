@@ -5,10 +5,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Float, Key, PRNGKeyArray
+from jaxtyping import Key, PRNGKeyArray
 
 from pirl.agents import common
-from pirl.agents.common import FlowInputs, Loss, Metrics, Params, PolicyState
+from pirl.agents.common import Chunk, FlowInputs, Loss, Metrics, Params, PolicyState
 from pirl.agents.config import BCConfig
 from pirl.data.chunks import ChunkBatch
 from pirl.models.observation import Observation
@@ -71,7 +71,7 @@ class BCAgent:
         distance = self.act(batch.observations, rng) - batch.actions
         return metrics | {"actor/action_mse": common.masked_mse(distance, batch.valid, self.real_action_dim)}
 
-    def act(self, observation: Observation, rng: Key[Array, "*b"]) -> Float[Array, "b horizon action_dim"]:
+    def act(self, observation: Observation, rng: Key[Array, "*b"]) -> Chunk:
         """One chunk of the EMA policy per observation."""
         return common.act_with(self.policy(), observation, rng, self.config.denoising_steps)
 

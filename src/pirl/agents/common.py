@@ -36,6 +36,7 @@ Metrics = dict[str, Any]
 Loss = tuple[Float[Array, ""], Metrics]
 # Parameters by '/'-joined path.
 Params = dict[str, Any]
+Chunk = Float[Array, "b horizon action_dim"]
 # Names for `freeze`; anything else is a regular expression. The action expert's layers carry the suffix _1.
 FREEZABLE = {"vision": r"PaliGemma/img/.*", "language": r"PaliGemma/llm/(?!.*_1(/|$)).*"}
 
@@ -47,32 +48,25 @@ class Agent(Protocol):
     @property
     def config(self) -> Any:
         """Hyper-parameters."""
-        ...
 
     @property
     def step(self) -> Any:
         """Number of updates made."""
-        ...
 
     def update(self, batch: Any, rng: PRNGKeyArray) -> tuple[Any, Metrics]:
         """The learner after one update on a batch."""
-        ...
 
     def validate(self, batch: ChunkBatch, rng: PRNGKeyArray) -> Metrics:
         """The losses of the exported policy on a held-out batch."""
-        ...
 
-    def act(self, observation: Any, rng: Key[Array, "*b"]) -> Float[Array, "b horizon action_dim"]:
+    def act(self, observation: Any, rng: Key[Array, "*b"]) -> Chunk:
         """A normalized chunk per observation; `rng` is one key, or one per observation."""
-        ...
 
     def policy(self) -> Pi0:
         """The policy to export: with EMA parameters if there are any."""
-        ...
 
     def parameter_counts(self) -> dict[str, int]:
         """Number of parameters of each part."""
-        ...
 
 
 def draw_noise(rng: Key[Array, "*b"], batch: int, shape: tuple[int, ...]) -> Float[Array, "b *shape"]:
@@ -221,6 +215,11 @@ def matches_any(path: str, freeze: tuple[str, ...]) -> bool:
     return any(re.fullmatch(FREEZABLE.get(pattern, pattern), path) for pattern in freeze)
 
 
+def encoder_trains(params: Params) -> bool:
+    """Whether parameters of vision or language are among these."""
+    return any(matches_any(path, ("vision", "language")) for path in params)
+
+
 def update_ema(ema: Params, new: Params, decay: float | None) -> Params:
     """decay · ema + (1 − decay) · new."""
     assert decay is not None
@@ -259,7 +258,7 @@ class FlowInputs:
     """The random inputs of the flow loss: augmented observations, noise and flow times."""
 
     observations: Observation
-    noise: Float[Array, "b horizon action_dim"]
+    noise: Chunk
     time: Float[Array, " b"]
 
 
@@ -273,15 +272,13 @@ def draw_flow_inputs(batch: ChunkBatch, model: Pi0Config, rng: PRNGKeyArray, aug
     )
 
 
-def flow_errors(policy: Pi0, batch: ChunkBatch, inputs: FlowInputs) -> Float[Array, "b horizon action_dim"]:
+def flow_errors(policy: Pi0, batch: ChunkBatch, inputs: FlowInputs) -> Chunk:
     """Squared errors of the flow per step and dimension."""
     prefix = policy.encode(inputs.observations)
     return policy.flow_errors(prefix, batch.actions, noise=inputs.noise, time=inputs.time)
 
 
-def average_errors(
-    errors: Float[Array, "b horizon action_dim"], batch: ChunkBatch, over: LossOver, real_action_dim: int
-) -> Float[Array, "b horizon"]:
+def average_errors(errors: Chunk, batch: ChunkBatch, over: LossOver, real_action_dim: int) -> Float[Array, "b horizon"]:
     """The loss of each step; 0 where it does not count."""
     return step_losses(errors) if over == "all" else step_losses(errors, batch.valid, real_action_dim)
 
@@ -292,15 +289,13 @@ def count_steps(batch: ChunkBatch, over: LossOver) -> Float[Array, ""]:
 
 
 def masked_mse(
-    values: Float[Array, "b horizon action_dim"],
+    values: Chunk,
     valid: Bool[Array, "b horizon"],
     real_action_dim: int,
-    count: Float[Array, ""] | None = None,
 ) -> Float[Array, ""]:
-    """Mean square over real dimensions and valid steps, `count` of them if given (for a part of a batch)."""
+    """Mean square over real dimensions and valid steps."""
     squares = jnp.mean(jnp.square(values)[..., :real_action_dim], axis=-1)
-    count = jnp.sum(valid, dtype=jnp.float32) if count is None else count
-    return jnp.sum(jnp.where(valid, squares, 0.0)) / jnp.maximum(count, 1.0)
+    return jnp.sum(jnp.where(valid, squares, 0.0)) / jnp.maximum(jnp.sum(valid, dtype=jnp.float32), 1.0)
 
 
 def act_with(
@@ -310,7 +305,7 @@ def act_with(
     num_steps: int,
     guidance: float = 1.0,
     solver: Solver = "euler",
-) -> Float[Array, "b horizon action_dim"]:
+) -> Chunk:
     """One chunk of a policy per observation; `rng` is one key, or one per observation."""
     plain = observation.plain if isinstance(observation, GuidedObservation) else observation
     noise = draw_noise(rng, plain.state.shape[0], (policy.config.action_horizon, policy.config.action_dim))

@@ -1,4 +1,4 @@
-"""Hyper-parameters of the learners. Importing them does not import JAX."""
+"""Hyper-parameters of the learners."""
 
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal

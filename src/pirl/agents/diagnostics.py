@@ -1,19 +1,58 @@
-"""Diagnostics of ACRLPD: spread and weights of advantages, and what the critics know."""
+"""Metrics of ACRLPD: values and targets, spread and weights of advantages, and what the critics know."""
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Bool, Float
 
 from pirl.agents.common import Metrics, nan_if_empty
 from pirl.agents.config import ACRLPDConfig
 from pirl.data.chunks import ChunkBatch
 from pirl.models.observation import Observation
+from pirl.models.pi0 import Prefix
 from pirl.models.types import Array
 
 # Chunks of other samples that each recorded chunk is compared with.
 _OTHERS = 8
+# Of an update of the critics alone.
+NO_ACTOR_METRICS = dict.fromkeys(
+    (
+        *("actor/loss", "bc/loss", "actor/ess", "actor/clip_fraction", "actor/temperature"),
+        *("actor/advantage_p10", "actor/advantage_p50", "actor/advantage_p90"),
+        *("actor/chosen_value", "actor/data_chosen", "actor/positive", "actor/threshold"),
+        *("critic/sample_spread", "critic/state_spread", "grad_norm/policy", "param_norm/policy", "lr/policy"),
+    ),
+    np.float32(np.nan),
+)
+
+
+def critic_metrics(
+    loss: Float[Array, ""],
+    values: Float[Array, "critics b"],
+    target: Float[Array, " b"],
+    usable: Bool[Array, " b"],
+    count: Float[Array, ""],
+) -> Metrics:
+    """Means over the usable chunks, `count` in the whole batch, and for each chunk its lowest and highest value."""
+
+    def mean(x: Float[Array, " b"]) -> Float[Array, ""]:
+        return jnp.sum(jnp.where(usable, x, 0.0)) / jnp.maximum(count, 1e-6)
+
+    means = {
+        "critic/loss": loss,
+        "critic/q_mean": mean(jnp.mean(values, axis=0)),
+        "critic/q_spread": mean(jnp.std(values, axis=0)),
+        "critic/td_error": mean(jnp.mean(jnp.abs(values - target), axis=0)),
+        "critic/target": mean(target),
+    }
+    return {name: nan_if_empty(count, mean) for name, mean in means.items()} | {
+        "critic/q_min": jnp.min(values, axis=0),
+        "critic/q_max": jnp.max(values, axis=0),
+        "data/valid_chunks": jnp.mean(usable),
+    }
 
 
 def compute_auc(
@@ -49,10 +88,28 @@ def outcome_auc(values: Float[Array, " b"], success: Bool[Array, " b"]) -> Float
     return compute_auc(values[:, None], values[None], success[:, None] & ~success[None])
 
 
+def compare_chunks(
+    value: Callable[[Prefix, Array], Array],
+    batch: ChunkBatch,
+    horizon: int,
+    prefix: Prefix,
+    shuffled_prefix: Prefix | None,
+) -> Metrics:
+    """How well values [b, n] of chunks tell whose chunk is whose, under the right images and others', and outcomes."""
+    chunks, counted = pair_chunks(batch, horizon)
+    values = value(prefix, chunks)
+    metrics = {
+        "critic/pair_auc": pair_auc(values, counted),
+        "critic/outcome_auc": outcome_auc(values[:, 0], batch.success),
+    }
+    if shuffled_prefix is not None:
+        metrics["critic/pair_auc_shuffled"] = pair_auc(value(shuffled_prefix, chunks), counted)
+    return metrics
+
+
 def shuffle_images(observation: Observation) -> Observation:
     """Show each sample the images of the next; state and prompt stay."""
-    seen = (observation.images, observation.image_masks)
-    images, masks = jax.tree.map(lambda x: jnp.roll(x, -1, axis=0), seen)
+    images, masks = jax.tree.map(lambda x: jnp.roll(x, -1, axis=0), (observation.images, observation.image_masks))
     return replace(observation, images=images, image_masks=masks)
 
 

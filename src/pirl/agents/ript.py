@@ -16,7 +16,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int, Key, PRNGKeyArray
 
 from pirl.agents import common
-from pirl.agents.common import FlowInputs, Loss, Metrics, Params, PolicyState
+from pirl.agents.common import Chunk, FlowInputs, Loss, Metrics, Params, PolicyState
 from pirl.agents.config import RIPTConfig
 from pirl.data.chunks import ChunkBatch
 from pirl.errors import ConfigError
@@ -182,32 +182,26 @@ class RIPTAgent:
         distance = self.act(batch.observations, rng) - batch.actions
         return metrics | {"actor/action_mse": common.masked_mse(distance, batch.valid, self.real_action_dim)}
 
-    def act(
-        self, observation: Observation | GuidedObservation, rng: Key[Array, "*b"]
-    ) -> Float[Array, "b horizon action_dim"]:
+    def act(self, observation: Observation | GuidedObservation, rng: Key[Array, "*b"]) -> Chunk:
         """One chunk of the EMA policy per observation, as deployed."""
         return common.act_with(
             self.policy(), observation, rng, self.config.denoising_steps, self.config.guidance_weight
         )
 
-    def act_in_rollout(
-        self, observation: Observation | GuidedObservation, rng: Key[Array, "*b"]
-    ) -> Float[Array, "b horizon action_dim"]:
+    def act_in_rollout(self, observation: Observation | GuidedObservation, rng: Key[Array, "*b"]) -> Chunk:
         """One chunk to learn from, sampled without narrowing the policy's distribution."""
         config = self.config
         steps, guidance, solver = config.denoising_steps, config.rollout_guidance, config.rollout_solver
         return common.act_with(self.policy(), observation, rng, steps, guidance, solver)
 
-    def velocities(self, batch: ChunkBatch, rng: PRNGKeyArray) -> Float[Array, "b horizon action_dim"]:
+    def velocities(self, batch: ChunkBatch, rng: PRNGKeyArray) -> Chunk:
         """The flow of the EMA policy at noise and times drawn for the batch."""
         policy, inputs = self.policy(), common.draw_flow_inputs(batch, self.actor.model, rng, augment=False)
         time = inputs.time[:, None, None]
         x_t = time * inputs.noise + (1 - time) * batch.actions
         return policy.velocity(policy.encode(inputs.observations), x_t[:, None], inputs.time)[:, 0]
 
-    def drift(
-        self, before: Float[Array, "b horizon action_dim"], batch: ChunkBatch, rng: PRNGKeyArray
-    ) -> Float[Array, ""]:
+    def drift(self, before: Chunk, batch: ChunkBatch, rng: PRNGKeyArray) -> Float[Array, ""]:
         """Mean squared distance from the `velocities` of an earlier policy for the same batch and key."""
         return common.masked_mse(self.velocities(batch, rng) - before, batch.valid, self.real_action_dim)
 
