@@ -102,7 +102,7 @@ def activations() -> dict[str, float]:
     """MiB of an update on each device: temporary, and sent to others; with activations left alone and kept spread."""
     found = {}
     for name, shard_batch in (("alone", lambda x: x), ("spread", gemma.shard_batch)):
-        gemma.shard_batch = shard_batch  # type: ignore[assignment]
+        gemma.shard_batch = shard_batch
         compiled = trace_update(abstract_setup(middle_size(), jax.devices())).lower().compile()
         memory: Any = compiled.memory_analysis()
         found[f"temporary_{name}"] = round(memory.temp_size_in_bytes / 2**20, 1)

@@ -372,12 +372,12 @@ def train_control(control: str, states: Path, command: list[str]) -> int:
     elif control == "perfect_critic":
         tell_true_states(states)
     else:
-        ensemble = acrlpd._ensemble
+        ensemble = acrlpd.CriticEnsemble
 
-        def blind(config: Any, model: Any, action_dim: int) -> Any:
-            return ensemble(config, dataclasses.replace(model, cameras=(), max_token_len=0), action_dim)
+        def blind(config: Any, model: Any, *sizes: Any) -> Any:
+            return ensemble(config, dataclasses.replace(model, cameras=(), max_token_len=0), *sizes)
 
-        acrlpd._ensemble = blind
+        acrlpd.CriticEnsemble = blind  # type: ignore[assignment, misc]
     return pirl_main(command)
 
 

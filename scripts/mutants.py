@@ -138,8 +138,8 @@ MUTANTS = (
     ),
     Mutant(
         "agents/acrlpd.py",
-        "enc.flow_losses(_take(candidates, best), ",
-        "enc.flow_losses(_take(candidates, best - 1), ",
+        "chosen = jnp.take_along_axis(candidates, best[",
+        "chosen = jnp.take_along_axis(candidates, (best - 1)[",
         "agents/test_acrlpd.py::test_distill_learns_what_the_critics_prefer_of_the_data_and_the_start_policy_s_samples",
     ),
     Mutant(

@@ -274,7 +274,7 @@ class ACRLPDAgent:
 
         def loss(params: Any, data: Any) -> Loss:
             policy_params, critic_params = params
-            enc = self._encode(*data, normalizers, rng, policy_params)
+            enc = self._encode(data[0], data[1], normalizers, rng, policy_params)
             if actor_moves:
                 return self.loss(enc, critic_params)
             value, metrics = self.critic_loss(enc, critic_params)
