@@ -116,7 +116,7 @@ MUTANTS = (
         "data/chunks.py",
         "sequence_mask=next_terminal | (starts + horizon < ends)",
         "sequence_mask=next_terminal | (starts + horizon <= ends)",
-        "data/test_chunks.py::test_the_table_holds_for_every_anchor",
+        "data/test_chunks.py::test_the_table_holds_for_every_start",
     ),
     Mutant(
         "data/outcomes.py",

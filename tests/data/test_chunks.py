@@ -1,72 +1,81 @@
-"""The chunk batch: for every anchor, the table of the batch holds, step by step."""
+"""The chunk batch: for every start frame, the table of the batch holds, step by step."""
+
+import dataclasses
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pirl.data.chunks import ChunkShape, Trajectories, gather_chunks
+from pirl.data.chunks import ChunkShape, gather_chunks
 from pirl.errors import DataError
 from trajectories import IO, build, episodes
 
 
-def anchors_of(trajectories):
+def rows_of(trajectories):
     return np.concatenate([np.arange(s, e) for s, e in zip(trajectories.starts, trajectories.ends, strict=True)])
 
 
-def expected_sample(trajectories, row, horizon, chunk):
+def expected_sample(data, row, horizon, chunk, discount):
     """One sample, written down from its definition with loops."""
-    episode = max(e for e in range(len(trajectories.starts)) if trajectories.starts[e] <= row)
-    first, T = int(trajectories.starts[episode]), int(trajectories.ends[episode] - trajectories.starts[episode])
+    episode = max(e for e in range(len(data.starts)) if data.starts[e] <= row)
+    first, T = int(data.starts[episode]), int(data.ends[episode] - data.starts[episode])
     t = row - first
-    ended = bool(trajectories.terminals[first + T - 1])
+    ended = bool(data.terminals[first + T - 1])
     n = min(horizon, T - t)
-    sample = {
-        "actions": [trajectories.actions[first + min(t + k, T - 1)] for k in range(chunk)],
+    total = sum(discount**k * float(data.rewards[row + k]) for k in range(T - t))
+    return {
         "valid": [t + k <= T - 1 for k in range(chunk)],
-        "rewards": [trajectories.rewards[first + t + k] if k < n else 0.0 for k in range(horizon)],
+        "rewards": [data.rewards[row + k] if k < n else 0.0 for k in range(horizon)],
         "terminals": [ended and t + k == T - 1 for k in range(horizon)],
         "masks": [not (ended and t + k >= T - 1) for k in range(horizon)],
         "next_terminal": ended and t + horizon > T - 1,
         "sequence_mask": t + horizon <= T - 1 or (ended and t + horizon > T - 1),
-        "state": trajectories.states[row],
-        "next_state": trajectories.states[first + min(t + horizon, T - 1)],
-        "success": trajectories.success[episode] == 1,
+        "success": data.success[episode] == 1,
+    }, {
+        "actions": [data.actions[first + min(t + k, T - 1)] for k in range(chunk)],
+        "state": data.states[row],
+        "next_state": data.states[first + min(t + horizon, T - 1)],
+        "returns": total if ended and data.success[episode] >= 0 else -np.inf,
     }
-    return sample
 
 
 @settings(deadline=None, max_examples=100)
-@given(trajectories=episodes(), horizon=st.integers(1, 15), extra=st.integers(0, 5))
-def test_the_table_holds_for_every_anchor(trajectories, horizon, extra):
-    rows = anchors_of(trajectories)
-    batch = gather_chunks(trajectories, rows, ChunkShape(horizon, horizon + extra), IO)
-    for place, row in enumerate(rows):
-        sample = expected_sample(trajectories, int(row), horizon, horizon + extra)
-        np.testing.assert_array_equal(batch.actions[place, :, :2], np.array(sample["actions"], np.float32))
-        np.testing.assert_array_equal(batch.actions[place, :, 2:], 0)
-        for key in ("valid", "rewards", "terminals", "masks", "next_terminal", "sequence_mask", "success"):
-            np.testing.assert_array_equal(getattr(batch, key)[place], np.asarray(sample[key]), err_msg=key)
-        np.testing.assert_array_equal(batch.observations.state[place, :3], sample["state"])
-        np.testing.assert_array_equal(batch.next_observations.state[place, :3], sample["next_state"])
+@given(
+    data=episodes(),
+    horizon=st.integers(1, 15),
+    extra=st.integers(0, 5),
+    discount=st.sampled_from([0.0, 0.5, 0.99, 1.0]),
+)
+def test_the_table_holds_for_every_start(data, horizon, extra, discount):
+    rows = rows_of(data)
+    batch = gather_chunks(data, rows, ChunkShape(horizon, horizon + extra, discount=discount), IO)
+    assert batch.returns.dtype == np.float32
+    for i, row in enumerate(rows):
+        flags, values = expected_sample(data, int(row), horizon, horizon + extra, discount)
+        for key, expected in flags.items():
+            np.testing.assert_array_equal(getattr(batch, key)[i], np.asarray(expected), err_msg=key)
+        np.testing.assert_array_equal(batch.actions[i, :, :2], np.array(values["actions"], np.float32))
+        np.testing.assert_array_equal(batch.actions[i, :, 2:], 0)
+        np.testing.assert_array_equal(batch.observations.state[i, :3], values["state"])
+        np.testing.assert_array_equal(batch.next_observations.state[i, :3], values["next_state"])
+        np.testing.assert_allclose(batch.returns[i], values["returns"], rtol=1e-5, atol=1e-5)
 
 
 @settings(deadline=None, max_examples=50)
-@given(trajectories=episodes(), horizon=st.integers(1, 15))
-def test_no_chunk_ever_mixes_episodes(trajectories, horizon):
+@given(data=episodes(), horizon=st.integers(1, 15))
+def test_no_chunk_ever_mixes_episodes(data, horizon):
     """Numbers that name their episode come back from that episode only, in every field."""
-    named = np.repeat(np.arange(len(trajectories.starts)), np.diff([*trajectories.starts, len(trajectories.rewards)]))
-    marked = Trajectories(
-        **{
-            **trajectories.__dict__,
-            "actions": np.stack([named, named], axis=1).astype(np.float32),
-            "states": np.stack([named] * 3, axis=1).astype(np.float32),
-            "rewards": named.astype(np.float32) + 1,
-        }
+    named = np.repeat(np.arange(len(data.starts)), np.diff([*data.starts, len(data.rewards)]))
+    marked = dataclasses.replace(
+        data,
+        actions=np.stack([named] * 2, axis=1).astype(np.float32),
+        states=np.stack([named] * 3, axis=1).astype(np.float32),
+        rewards=named.astype(np.float32) + 1,
     )
-    rows = anchors_of(marked)
-    batch = gather_chunks(marked, rows, ChunkShape(horizon), IO)
-    mine = named[rows]
+    rows = rows_of(marked)
+    batch, mine = gather_chunks(marked, rows, ChunkShape(horizon), IO), named[rows]
+    assert batch.returns is None, "only where the shape asks for them"
     assert np.all(batch.actions[:, :, 0] == mine[:, None])
     assert np.all(batch.observations.state[:, 0] == mine)
     assert np.all(batch.next_observations.state[:, 0] == mine)
@@ -74,17 +83,34 @@ def test_no_chunk_ever_mixes_episodes(trajectories, horizon):
 
 
 @settings(deadline=None, max_examples=50)
-@given(trajectories=episodes(), horizon=st.integers(1, 6), discount=st.sampled_from([0.5, 0.9, 1.0]))
-def test_returns_from_batches_equal_returns_from_episodes(trajectories, horizon, discount):
-    """Chunks laid end to end give the episode's return: each from where the last one's next observation stands."""
-    rows = anchors_of(trajectories)
-    batch = gather_chunks(trajectories, rows, ChunkShape(horizon), IO)
-    sums = {int(row): float(np.sum(batch.rewards[i] * discount ** np.arange(horizon))) for i, row in enumerate(rows)}
-    for first, end in zip(trajectories.starts.tolist(), trajectories.ends.tolist(), strict=True):
-        rewards = trajectories.rewards[first:end]
-        direct = float(np.sum(rewards * discount ** np.arange(end - first)))
-        chained = sum(discount ** (row - first) * sums[row] for row in range(first, end, horizon))
-        np.testing.assert_allclose(chained, direct, rtol=1e-4, atol=1e-4)
+@given(seed=st.integers(0, 2**16), discount=st.sampled_from([0.5, 0.9, 1.0]))
+def test_no_return_is_above_the_optimal_value(seed, discount):
+    """Episodes of a random policy in a random graph without cycles, whose optimal values follow by induction."""
+    rng = np.random.default_rng(seed)
+    states, choices, limit = 12, 3, int(rng.integers(2, 12))
+    # Edges lead to higher numbers; the last state is the end.
+    edges = np.array([[rng.integers(s + 1, states) for _ in range(choices)] for s in range(states - 1)])
+    rewards = rng.normal(size=edges.shape)
+    optimum = np.zeros(states)
+    for state in reversed(range(states - 1)):
+        optimum[state] = np.max(rewards[state] + discount * optimum[edges[state]])
+    paths, gains, over = [], [], []
+    for _ in range(8):
+        path, gain = [int(rng.integers(states - 1))], []
+        while path[-1] != states - 1 and len(gain) < limit:
+            choice = rng.integers(choices)
+            gain.append(rewards[path[-1], choice])
+            path.append(int(edges[path[-1], choice]))
+        paths.append(path[:-1])
+        gains.append(gain)
+        over.append(path[-1] == states - 1)
+    data = build([len(path) for path in paths], terminal=over)
+    data = dataclasses.replace(
+        data, rewards=np.concatenate(gains).astype(np.float32), success=np.ones(len(paths), np.int8)
+    )
+    returns = data.returns(discount)
+    assert np.all(returns <= optimum[np.concatenate(paths)] + 1e-5)
+    assert np.isfinite(returns).tolist() == np.repeat(over, [len(path) for path in paths]).tolist()
 
 
 def test_the_critic_leaves_out_chunks_that_run_into_a_timeout_and_keeps_those_that_run_into_an_end():
@@ -95,15 +121,12 @@ def test_the_critic_leaves_out_chunks_that_run_into_a_timeout_and_keeps_those_th
     assert not gather_chunks(cut_off, rows, shape, IO).next_terminal.any()
 
 
-def test_an_episode_that_goes_on_after_a_terminal_is_refused():
+def test_episodes_and_shapes_that_cannot_be_are_refused():
     good = build([4])
     with pytest.raises(DataError, match="after a terminal"):
-        Trajectories(**{**good.__dict__, "terminals": np.array([False, True, False, False])})
+        dataclasses.replace(good, terminals=np.array([False, True, False, False]))
     with pytest.raises(DataError, match="overlap"):
-        Trajectories(**{**good.__dict__, "ends": np.array([0])})
-
-
-@pytest.mark.parametrize("shape", [(0, None), (4, 3)])
-def test_a_chunk_has_steps_and_enough_actions(shape):
-    with pytest.raises(DataError):
-        ChunkShape(*shape)
+        dataclasses.replace(good, ends=np.array([0]))
+    for horizon, actions in ((0, None), (4, 3)):
+        with pytest.raises(DataError):
+            ChunkShape(horizon, actions)

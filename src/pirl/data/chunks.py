@@ -46,6 +46,7 @@ class Trajectories:
     prompt_of_row: Int64[np.ndarray, " rows"]
     frames: Mapping[str, FrameReader] = field(default_factory=dict)
     human: Bool[np.ndarray, " rows"] | None = None  # whether a human chose the action; None: not recorded
+    _returns: dict[float, Float32[np.ndarray, " rows"]] = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:
         if np.any(self.ends <= self.starts) or np.any(self.starts[1:] < self.ends[:-1]):
@@ -59,6 +60,25 @@ class Trajectories:
     def episode_of(self, rows: Int64[np.ndarray, " n"]) -> Int64[np.ndarray, " n"]:
         """Which episode each row belongs to."""
         return np.searchsorted(self.starts, rows, side="right") - 1
+
+    def returns(self, discount: float) -> Float32[np.ndarray, " rows"]:
+        """The discounted sum of rewards from each row to the end of its episode: a lower bound on the optimal value.
+
+        -inf where there is no such bound: time ran out, or it is not known how the episode ended. Computed once.
+        """
+        if discount not in self._returns:
+            returns = np.full(len(self.rewards), -np.inf, np.float32)
+            ends = self.ends[self.terminals[self.ends - 1] & (self.success >= 0)]
+            starts = self.starts[self.episode_of(ends - 1)]
+            later = np.zeros(len(ends))
+            # Back from the ends, through all episodes at once.
+            for step in range(1, int(np.max(ends - starts, initial=0)) + 1):
+                kept = ends - step >= starts
+                starts, ends, later = starts[kept], ends[kept], later[kept]
+                later = self.rewards[ends - step] + discount * later
+                returns[ends - step] = later
+            self._returns[discount] = returns
+        return self._returns[discount]
 
     def prompts_of(self, rows: Int64[np.ndarray, " n"]) -> list[str]:
         """The prompt of each row."""
@@ -81,6 +101,8 @@ class ChunkBatch:
     success             whether the episode is known to have succeeded
     human               whether a human chose all the actions of the chunk, as in a correction
     indicated           tokens of the prompt with a negative and with a positive indicator, if the shape asks for them
+    returns             discounted rewards from t to the end of the episode, if the shape asks for them; -inf where the
+                        episode did not truly end, or where nothing tells whether it succeeded
     """
 
     observations: Observation
@@ -95,6 +117,7 @@ class ChunkBatch:
     success: Bool[Array, " b"]
     human: Bool[Array, " b"] | None = None
     indicated: tuple[Int[Array, "b 2 tokens"], Bool[Array, "b 2 tokens"]] | None = None
+    returns: Float[Array, " b"] | None = None
 
 
 @dataclass(frozen=True)
@@ -103,12 +126,14 @@ class ChunkShape:
 
     `sees_next`: also the observation after the horizon, which costs as much to read as the present one.
     `indicated`: also the prompts with the advantage indicator.
+    `discount`: also the discounted return to the end of the episode.
     """
 
     horizon: int
     actions: int | None = None
     sees_next: bool = True
     indicated: bool = False
+    discount: float | None = None
 
     def __post_init__(self) -> None:
         if self.horizon < 1 or self.chunk < self.horizon:
@@ -161,5 +186,6 @@ def gather_chunks(
         # Past the end the last action is repeated, so a chunk is human if it is so up to there.
         human=np.zeros(count, bool) if data.human is None else data.human[rows].all(axis=1),
         indicated=indicated,
+        returns=None if shape.discount is None else data.returns(shape.discount)[starts],
     )
     return ChunkBatch(**arrays)

@@ -279,6 +279,7 @@ def abstract_batch(setup: Setup) -> Any:
         **dict.fromkeys(("terminals", "masks"), array("bool", shape.horizon)),
         **dict.fromkeys(("next_terminal", "sequence_mask", "success", "human"), array("bool")),
         indicated=cast(Any, (array("int32", 2, tokens), array("bool", 2, tokens)) if shape.indicated else None),
+        returns=array("float32") if shape.discount is not None else None,
     )
     batch = chunks
     if isinstance(agent, RIPTConfig):

@@ -204,11 +204,12 @@ def _as_numpy(leaf: Any) -> np.ndarray:
 
 def _describe(array: np.ndarray) -> dict[str, Any]:
     finite = array[np.isfinite(array)]
+    unbounded = int(np.sum(array == -np.inf))  # returns of episodes that did not end
     ends = [float(finite.min()), float(finite.max())] if finite.size else None
     return {
         "shape": list(array.shape),
         "dtype": str(array.dtype),
-        "not_finite": int(array.size - finite.size),
+        "not_finite": int(array.size - finite.size) - unbounded,
         "range": ends,
     }
 

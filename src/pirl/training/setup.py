@@ -71,7 +71,8 @@ class Setup:
         """How far a sample reaches."""
         agent, chunk = self.config.agent, self.config.model.action_horizon
         if isinstance(agent, ACRLPDConfig):
-            return ChunkShape(agent.horizon_length, chunk, indicated=agent.actor_mode == "condition")
+            indicated = agent.actor_mode == "condition"
+            return ChunkShape(agent.horizon_length, chunk, indicated=indicated, discount=agent.discount)
         return ChunkShape(chunk, chunk, sees_next=False)  # only critics look further
 
     def source(self, seed: int, *, held_out: bool = False) -> DatasetSource:
