@@ -27,7 +27,6 @@ ARM = Robot(name="arm", cameras={"base_0_rgb": "front"}, state=("state",), actio
 
 ROBOTS = {
     "pi0_aloha_delta": "aloha",
-    "pi05_aloha_delta": "aloha",
     "pi0_aloha_sim": "aloha_sim",
     "pi05_libero": "libero",
     "pi0_libero_extra_delta": "libero_delta",
@@ -129,7 +128,7 @@ def test_from_raw_observation_to_robot_actions_equals_openpi(name):
 @needs_golden
 @pytest.mark.parametrize(
     ("robot", "case"),
-    [("libero", "libero_pi0"), ("libero", "libero_float_chw"), ("droid", "droid_pi0"), ("droid", "droid_pi05")],
+    [("libero", "libero_float_chw"), ("droid", "droid_pi0")],
 )
 def test_cameras_and_states_are_placed_as_in_openpi(robot, case):
     recorded, robot = arrays("transforms", "libero_droid.npz"), get_robot(robot)
@@ -291,7 +290,7 @@ def test_an_indicator_follows_the_task():
 
 
 @pytest.mark.usefixtures("unchecked_signatures")
-def test_a_prompt_is_tokenised_once():
+def test_a_prompt_is_tokenized_once():
     tokenizer = CountingTokenizer(TINY)
     io = PolicyIO(ARM, TINY, None, tokenizer)
     images, state, prompts = random_batch(256)

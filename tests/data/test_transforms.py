@@ -40,10 +40,10 @@ def recorded_stats(recorded):
 
 
 @needs_golden
-@pytest.mark.parametrize("case", ["three_cam_with_actions", "one_cam_float_chw", "four_cam"])
-def test_aloha_inputs_equal_openpi(case):
-    given, expected = in_and_out(arrays("transforms", "aloha.npz"), f"inputs_adapt1/{case}")
-    assert_equal(AlohaJoints()(given), expected, ARCSINE)
+def test_aloha_inputs_equal_openpi():
+    for case in ("three_cam_with_actions", "one_cam_float_chw", "four_cam"):
+        given, expected = in_and_out(arrays("transforms", "aloha.npz"), f"inputs_adapt1/{case}")
+        assert_equal(AlohaJoints()(given), expected, ARCSINE)
 
 
 @needs_golden
@@ -79,16 +79,13 @@ def test_aloha_grippers_and_joints_equal_openpi():
 
 
 @needs_golden
-@pytest.mark.parametrize(
-    ("case", "dims"),
-    [("aloha", (6, -1, 6, -1)), ("aloha_padded32", (6, -1, 6, -1)), ("libero", (6, -1)), ("droid", (7, -1))],
-)
-def test_delta_and_absolute_actions_equal_openpi(case, dims):
-    recorded = arrays("transforms", "actions.npz")
-    given, expected = in_and_out(recorded, f"delta/{case}")
-    assert_equal(DeltaActions(make_mask(*dims))(given), expected)
-    given, expected = in_and_out(recorded, f"absolute/{case}")
-    assert_equal(DeltaActions(make_mask(*dims)).inverse(given), expected)
+def test_delta_and_absolute_actions_equal_openpi():
+    recorded, arm = arrays("transforms", "actions.npz"), (6, -1)
+    for case, dims in {"aloha": arm * 2, "aloha_padded32": arm * 2, "libero": arm, "droid": (7, -1)}.items():
+        given, expected = in_and_out(recorded, f"delta/{case}")
+        assert_equal(DeltaActions(make_mask(*dims))(given), expected)
+        given, expected = in_and_out(recorded, f"absolute/{case}")
+        assert_equal(DeltaActions(make_mask(*dims)).inverse(given), expected)
 
 
 @needs_golden
@@ -100,15 +97,15 @@ def test_masks_equal_openpi():
 
 
 @needs_golden
-@pytest.mark.parametrize(("case", "width"), [("with_actions", 32), ("state_only", 32), ("already_wide", 14)])
-def test_padding_equals_openpi(case, width):
-    given, expected = in_and_out(arrays("transforms", "actions.npz"), f"pad/{case}")
-    assert_equal(PadToWidth(width, 14, None)(given), expected)
+def test_padding_equals_openpi():
+    for case, width in {"with_actions": 32, "state_only": 32, "already_wide": 14}.items():
+        given, expected = in_and_out(arrays("transforms", "actions.npz"), f"pad/{case}")
+        assert_equal(PadToWidth(width, 14, None)(given), expected)
 
 
 @needs_golden
 @pytest.mark.parametrize("kind", ["zscore", "quantile"])
-def test_normalisation_equals_openpi(kind):
+def test_normalization_equals_openpi(kind):
     recorded = arrays("transforms", "normalize.npz")
     transform = Normalize(recorded_stats(recorded), quantiles=kind == "quantile")
     for case in ("normalize", "normalize_short_state_only"):
@@ -134,7 +131,7 @@ def test_what_openpi_cannot_normalise_is_refused_by_name():
 # --- the same in numbers written down, where there are no recordings ---------------------------------------------------
 
 
-def test_normalisation_is_that_of_its_formula():
+def test_normalization_is_that_of_its_formula():
     """With OpenPI's constant, which is all there is where nothing moves."""
     vectors = np.array([[1.0, 0.0], [2.0, 0.0], [-1.0, 0.0], [3.0, 0.0]])
     given, stats = {"state": np.array([5.0, 0.5])}, {"state": NormStats(*vectors)}
@@ -151,17 +148,12 @@ def test_actions_are_relative_to_the_state_where_the_mask_says_so():
     assert relative.tolist() == [[9.0, 18.0, 30.0], [10.0, 20.0, 33.0]]
 
 
-# Openings and commands of a gripper, from OpenPI's recordings: its angle, what is commanded for it, and what is learned.
-GRIPPERS = {
-    0.25: (-0.5130776068814178, 0.6717322350044973, -0.640825),
-    0.5: (-0.14005592170214304, 0.7900866354211048, -0.11275),
-    0.75: (0.22332757987422025, 0.9084410358377123, 0.415325),
-}
+# What a gripper at 0.25 becomes in OpenPI's recordings: its angle, what is commanded for it, and what is learned.
+GRIPPER = (-0.5130776068814178, 0.6717322350044973, -0.640825)
 
 
-@pytest.mark.parametrize("value", GRIPPERS)
-def test_aloha_turns_two_joints_of_each_arm_around_and_measures_grippers_as_angles(value):
-    angle, commanded, learned = GRIPPERS[value]
+def test_aloha_turns_two_joints_of_each_arm_around_and_measures_grippers_as_angles():
+    value, (angle, commanded, learned) = 0.25, GRIPPER
     arm = np.array([0.1, 0.2, 0.3, 0.4, 0.5, 0.6, value])
     given = {"state": np.tile(arm, 2), "actions": np.tile(arm, (4, 2))}
     turned = np.array([0.1, -0.2, -0.3, 0.4, 0.5, 0.6])
@@ -194,7 +186,7 @@ def build(kind, rng, state_dim, action_dim):
     return Pipeline(tuple(steps[kind]))
 
 
-@pytest.mark.parametrize("kind", ["aloha", "delta", "zscore", "quantiles", "pad", "all"])
+@pytest.mark.parametrize("kind", ["delta", "zscore", "all"])
 @given(
     seed=st.integers(0, 2**32 - 1),
     batch=st.lists(st.integers(1, 3), max_size=2),
@@ -250,36 +242,25 @@ def test_data_wider_than_the_model_is_never_cut():
     assert padded.tolist() == [1.0] * 26 + [0.0] * 6
 
 
-@pytest.mark.parametrize(
-    ("transform", "data", "message"),
-    [
+def test_data_that_does_not_fit_is_refused():
+    for transform, data, message in (
         (AlohaJoints(), {"state": np.zeros(7)}, "state has 7 dimensions; ALOHA has 14"),
         (DeltaActions((True,)), {"actions": np.zeros((5, 3))}, "need the state"),
-        (
-            DeltaActions((True,) * 4),
-            {"state": np.zeros(9), "actions": np.zeros((5, 3))},
-            "makes 4 dim.*9.*3",
-        ),
+        (DeltaActions((True,) * 4), {"state": np.zeros(9), "actions": np.zeros((5, 3))}, "makes 4 dim.*9.*3"),
         (DeltaActions((True,)), {"state": np.zeros((4, 3)), "actions": np.zeros((2, 5, 3))}, r"\(4, 3\).*\(2, 5, 3\)"),
-        (DeltaActions((True,)), {"state": np.zeros((4, 3)), "actions": np.zeros((5, 3))}, r"\(4, 3\).*\(5, 3\)"),
         (Normalize({}, quantiles=False), {"state": np.zeros(3)}, "no statistics of 'state'"),
         (PadToWidth(32, 14, 14), {"state": np.zeros(13)}, "state has 13 dimensions instead of 14"),
         (PadToWidth(32, 14, 14), {"actions": np.zeros(14)}, r"actions has shape \(14,\).*horizon"),
         (PadToWidth(32, 14, 14), {"state": np.array("0")}, "state should be numbers"),
-    ],
-)
-def test_data_that_does_not_fit_is_refused(transform, data, message):
-    with pytest.raises(DataError, match=message):
-        transform(data)
-
-
-@pytest.mark.parametrize(
-    ("transform", "message"),
-    [(PadToWidth(32, None, None), "is not known: give the robot"), (PadToWidth(8, 7, 7), "should have 8.*not 32")],
-)
-def test_padding_of_unknown_or_other_width_is_not_cut_off(transform, message):
-    with pytest.raises(DataError, match=message):
-        transform.inverse({"actions": np.zeros((5, 32))})
+    ):
+        with pytest.raises(DataError, match=message):
+            transform(data)
+    for transform, message in (
+        (PadToWidth(32, None, None), "is not known: give the robot"),
+        (PadToWidth(8, 7, 7), "should have 8.*not 32"),
+    ):
+        with pytest.raises(DataError, match=message):
+            transform.inverse({"actions": np.zeros((5, 32))})
 
 
 def test_integers_are_taken_as_numbers():

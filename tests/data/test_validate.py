@@ -14,7 +14,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pirl.data.lerobot.reader import open_dataset
-from pirl.data.lerobot.rows import by_episode
 from pirl.data.outcomes import OutcomeConfig
 from pirl.data.prepare import summarize
 from pirl.data.validate import check_dataset
@@ -42,40 +41,54 @@ def snapshot(directory):
     }
 
 
-# Told, but no reason not to train: the files themselves are read, and they are sound.
-READ_ALL_THE_SAME = (
+# Reported, but no reason not to train: the files themselves are read, and they are sound.
+NOTES = (
     "total_episodes_too", "total_frames_other", "dtype_unknown", "dtype_object", "camera_shape_flat", "camera_shape_four",
     "other_size", "other_image_size", "long_video", "time_goes_back", "nan_timestamp", "constant_action_dimension",
     "feature_without_column", "ghost_",
 )  # fmt: skip
-# Read from where the links lead, so that nothing has to be said.
+# Links that are followed: nothing is reported.
 FOLLOWED = ("linked_parquet", "linked_video", "linked_chunk")
+INFO = ("info_", "data_path", "video_path", "fps_", "feature", "dtype_", "shape_", "camera_shape", "total_", "version_")
 
 
-@pytest.mark.parametrize("name", BROKEN)
-def test_damage_is_named(name, tmp_path):
-    builder, expected = BROKEN[name]
-    built = builder(tmp_path / "data")
-    before = snapshot(tmp_path)
-    _, found = check_dataset(built.root, decode=True)
-    if name.startswith(FOLLOWED):
-        assert found == []
-        return
-    severities = ("problem", "note") if name.startswith(READ_ALL_THE_SAME) else ("problem",)
-    problems = "\n".join(str(entry) for entry in found if entry.severity in severities).lower()
-    for text in expected:  # alternatives are separated by |
-        assert any(alternative in problems for alternative in text.lower().split("|")), text
-    assert snapshot(tmp_path) == before
+@pytest.mark.parametrize("version", ["v2.1", "v3.0"])
+@pytest.mark.parametrize("of_info", [True, False])
+def test_damage_is_named(of_info, version, tmp_path):
+    """Every damage of the catalogue, by the file, episode, column or value that it is expected to be reported with."""
+    missing = {}
+    for name, (builder, expected) in BROKEN.items():
+        if name.startswith(INFO) != of_info or name.endswith("_v30") != (version == "v3.0"):
+            continue
+        place = tmp_path / name
+        built = builder(place / "data")
+        before = snapshot(place)
+        _, found = check_dataset(built.root, decode=True)
+        severities = ("problem", "note") if name.startswith(NOTES) else ("problem",)
+        problems = "\n".join(str(entry) for entry in found if entry.severity in severities).lower()
+        if name.startswith(FOLLOWED):
+            missing[name] = [str(entry) for entry in found]
+        else:  # alternatives are separated by |
+            missing[name] = [text for text in expected if not any(each in problems for each in text.lower().split("|"))]
+        assert snapshot(place) == before
+    assert {name: texts for name, texts in missing.items() if texts} == {}
+    assert len(missing) > 30
 
 
-@pytest.mark.parametrize("name", VALID)
-def test_every_dialect_passes(name, tmp_path):
-    built = VALID[name](tmp_path / "data")
-    _, found = check_dataset(built.root, OutcomeConfig(unlabelled="success"), decode=True)
-    assert [str(entry) for entry in found if entry.severity == "problem"] == []
+@pytest.mark.parametrize("version", ["v2.1", "v3.0"])
+def test_every_dialect_passes(version, tmp_path):
+    problems = {}
+    for name, build_dialect in VALID.items():
+        if ("v3" in name) != (version == "v3.0"):
+            continue
+        built = build_dialect(tmp_path / name)
+        _, found = check_dataset(built.root, OutcomeConfig(unlabelled="success"), decode=True)
+        problems[name] = [str(entry) for entry in found if entry.severity == "problem"]
+    assert {name: texts for name, texts in problems.items() if texts} == {}
+    assert len(problems) > 10
 
 
-@settings(deadline=None, max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(deadline=None, max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_a_fuzzed_description_is_read_or_refused_in_words(data, tmp_path):
     root = tmp_path / "data"
@@ -105,17 +118,14 @@ def replace(built, column, values):
     edit_data(built, lambda table: table.set_column(table.column_names.index(column), column, pa.array(values(table))))
 
 
-@pytest.mark.parametrize("version", ["v2.1", "v3.0"])
 @pytest.mark.parametrize(
-    ("column", "value", "expected"),
+    ("column", "value", "expected", "version"),
     [
-        ("task_index", -5, "refers to no task"),
-        ("task_index", -1, "refers to no task"),
-        ("task_index", 2**60, "refers to no task"),
-        ("episode_index", float("nan"), "whole numbers"),
-        ("frame_index", 0.5, "whole numbers"),
-        ("task_index", "first", "whole numbers"),
-        ("observation.state", [1e200] * 4, "1e+200"),
+        ("task_index", -1, "refers to no task", "v2.1"),
+        ("task_index", 2**60, "refers to no task", "v3.0"),
+        ("episode_index", float("nan"), "whole numbers", "v3.0"),
+        ("frame_index", 0.5, "whole numbers", "v2.1"),
+        ("task_index", "first", "whole numbers", "v3.0"),
     ],
 )
 def test_numbers_that_cannot_be_are_problems(version, column, value, expected, tmp_path):
@@ -128,15 +138,9 @@ def test_numbers_that_cannot_be_are_problems(version, column, value, expected, t
         assert any("action" in problem and "not finite" in problem for problem in problems)
 
 
-@pytest.mark.parametrize("version", ["v2.1", "v3.0"])
 @pytest.mark.parametrize(
-    ("column", "dtype", "value", "shown"),
-    [
-        ("observation.state", "float64", 1e300, "1e+300"),
-        ("observation.state", "float32", 1e38, "1e+38"),
-        ("action", "float32", -3e38, "-3e+38"),
-        ("action", "float64", 2e19, "2e+19"),
-    ],
+    ("column", "dtype", "value", "shown", "version"),
+    [("observation.state", "float64", 1e300, "1e+300", "v2.1"), ("action", "float32", -3e38, "-3e+38", "v3.0")],
 )
 def test_a_number_that_nobody_measured_is_a_problem_with_its_place(version, column, dtype, value, shown, tmp_path):
     built = build(tmp_path / "data", version=version, cameras="none")
@@ -155,9 +159,8 @@ def test_a_number_that_nobody_measured_is_a_problem_with_its_place(version, colu
     assert 1 in episodes, "the file that is named is the one that holds it"
 
 
-@pytest.mark.parametrize("value", [1e19, -1e19])
-def test_a_large_number_that_float32_can_square_is_none(value, tmp_path):
-    built = build(tmp_path / "data", cameras="none")
+def test_a_large_number_that_float32_can_square_is_none(tmp_path):
+    built, value = build(tmp_path / "data", cameras="none"), -1e19
     replace(built, "action", lambda table: [[value * row / len(table)] * 3 for row in range(len(table))])
     assert check(built) == []
 
@@ -182,15 +185,13 @@ def test_a_state_without_dimensions_is_a_problem(tmp_path):
     assert any("observation.state" in problem and "no dimensions" in problem for problem in check(built))
 
 
-@pytest.mark.parametrize("column", ["episode_index", "action"])
-def test_a_column_that_is_there_twice_is_a_problem(column, tmp_path):
-    built = build(tmp_path / "data", cameras="none")
+def test_a_column_that_is_there_twice_is_a_problem(tmp_path):
+    built, column = build(tmp_path / "data", cameras="none"), "action"
     edit_data(built, lambda table: table.append_column(column, table[column]))
     assert any(f"has the column {column} twice" in problem for problem in check(built))
 
 
-@pytest.mark.parametrize("kind", ["data", "video"])
-@pytest.mark.parametrize("version", ["v2.1", "v3.0"])
+@pytest.mark.parametrize(("kind", "version"), [("data", "v2.1"), ("video", "v3.0")])
 def test_a_pipe_in_the_place_of_a_file_is_not_waited_for(kind, version, tmp_path):
     built = build(tmp_path / "data", version=version)
     episode = built.episodes[1]
@@ -200,8 +201,7 @@ def test_a_pipe_in_the_place_of_a_file_is_not_waited_for(kind, version, tmp_path
     assert any(path.name in problem and "not a regular file" in problem for problem in check(built))
 
 
-@pytest.mark.parametrize("key", ["data_path", "video_path"])
-@pytest.mark.parametrize("template", [".", "./", "data/", "data/."])
+@pytest.mark.parametrize(("key", "template"), [("data_path", "."), ("video_path", "data/")])
 def test_a_template_must_name_a_file(key, template, tmp_path):
     built = build(tmp_path / "data", cameras="none")
     edit_info(built, [key], template)
@@ -248,14 +248,12 @@ NOISE = np.random.default_rng(0).integers(0, 255, (32, 48, 3), np.uint8)
 DEPTHS = encoded(PIL.Image.fromarray(np.full((32, 48), 1500, np.uint16)), "PNG")
 BAD_PICTURES = {
     "float": (encoded(PIL.Image.fromarray(np.ones((32, 48), np.float32)), "TIFF"), "cannot identify"),
-    "postscript": (encoded(PIL.Image.fromarray(NOISE), "EPS"), "cannot identify"),
     "half_jpeg": (encoded(PIL.Image.fromarray(NOISE), "JPEG")[:-400], "truncated"),
 }
 
 
-@pytest.mark.parametrize("name", BAD_PICTURES)
-def test_a_picture_is_whole(name, tmp_path):
-    content, expected = BAD_PICTURES[name]
+@pytest.mark.parametrize(("content", "expected"), BAD_PICTURES.values(), ids=BAD_PICTURES)
+def test_a_picture_is_whole(content, expected, tmp_path):
     built = with_pictures(tmp_path / "data", content)
     problems = check(built)
     assert len(problems) == len(built.cameras) * len(built.episodes), "one for each episode"
@@ -267,13 +265,11 @@ def test_a_picture_is_whole(name, tmp_path):
         next(open_dataset(built.root).decode(built.cameras[0], 0))
 
 
-@pytest.mark.parametrize("decode", [False, True])
-def test_a_camera_of_depths_beside_others_is_noted_once(decode, tmp_path):
+def test_a_camera_of_depths_beside_others_is_noted_once(tmp_path):
     built = build(tmp_path / "data", cameras="image")
     colours, depths = built.cameras
     replace(built, depths, lambda table: [{"bytes": DEPTHS, "path": "a"}] * len(table))
-    _, found = check_dataset(built.root, decode=decode)
-    (note,) = found
+    (note,) = check_dataset(built.root, decode=True)[1]
     assert (note.severity, note.column) == ("note", depths)
     assert "depths, not colours" in str(note)
     dataset = open_dataset(built.root)
@@ -336,8 +332,10 @@ def test_degenerate_dimensions_are_named_however_names_are_nested(tmp_path):
     assert check(built) == [], "training gives it a safe scale"
 
 
-@pytest.mark.parametrize("version", ["v2.1", "v3.0"])
-@pytest.mark.parametrize(("there", "declared"), [("video", "image"), ("image", "video")])
+@pytest.mark.parametrize(
+    ("there", "declared", "version"),
+    [("video", "image", "v2.1"), ("video", "image", "v3.0"), ("image", "video", "v3.0")],
+)
 def test_a_camera_that_is_declared_as_the_other_kind_is_a_note_as_long_as_it_can_be_read(
     tmp_path, version, there, declared
 ):
@@ -361,15 +359,3 @@ def test_a_camera_that_is_nowhere_is_a_problem(tmp_path, version):
     (problem,) = [entry for entry in found if entry.column == camera]
     assert problem.severity == "problem"
     assert "its pictures are not in the data" in problem.message
-
-
-@given(
-    lengths=st.lists(st.integers(1, 5), min_size=1, max_size=6),
-    chosen=st.sets(st.integers(0, 29)),
-)
-def test_rows_are_grouped_by_the_episode_they_belong_to(lengths, chosen):
-    starts = np.cumsum([0, *lengths])
-    rows = np.array(sorted(row for row in chosen if row < starts[-1]), np.int64)
-    grouped = [(episode, group.tolist()) for episode, group in by_episode(starts, rows)]
-    episode_of = np.repeat(np.arange(len(lengths)), lengths)[rows]
-    assert grouped == [(episode, rows[episode_of == episode].tolist()) for episode in sorted(set(episode_of.tolist()))]

@@ -158,7 +158,6 @@ class OutcomeSources:
 
     @property
     def reward(self) -> np.ndarray | None:
-        """The reward column."""
         return self.columns.get("reward")
 
     @property

@@ -89,7 +89,6 @@ class ReplayBuffer:
 
     @property
     def num_episodes(self) -> int:
-        """Episodes held."""
         return len(self._episodes)
 
     def add(self, episode: Episode) -> None:
@@ -110,7 +109,6 @@ class ReplayBuffer:
             self._delete_unneeded()
 
     def clear(self) -> None:
-        """Evict all episodes."""
         with self._lock:
             self._evicted += [stored.file for stored in self._episodes if stored.file is not None]
             self._episodes, self._trajectories = [], None

@@ -1,10 +1,9 @@
 """Which chunks come next: a pure function of seed and step, so that a few bytes resume it exactly, on any host."""
 
 import hashlib
-import queue
-import threading
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from fractions import Fraction
 from functools import cached_property
 from typing import Any, Protocol, runtime_checkable
@@ -139,7 +138,6 @@ class DatasetSource:
         return gather_chunks(self.trajectories, self.indices.take(position, count), shape, self.policy_io)
 
     def identity(self) -> list[int]:
-        """That of its start indices."""
         return self.indices.identity
 
 
@@ -238,47 +236,35 @@ class Loader:
     """
 
     def __init__(self, sampler: ChunkSampler, *, sharding: jax.sharding.Sharding | None = None, prefetch: int = 2):
-        self._sampler, self._sharding = sampler, sharding
+        self._sampler, self._sharding, self._prefetch = sampler, sharding, prefetch
         self._next_step = sampler.step
-        self._ready: queue.Queue[Any] = queue.Queue(maxsize=max(prefetch, 1))
-        self._stopped = threading.Event()
-        self._thread: threading.Thread | None = None
-        if prefetch:
-            self._thread = threading.Thread(target=self._work, name="pirl-loader", daemon=True)
-            self._thread.start()
+        self._closed = False
+        self._worker = ThreadPoolExecutor(1, thread_name_prefix="pirl-loader")
+        self._ahead: deque[Future[ChunkBatch]] = deque()
+        self._prepare_ahead()
 
     def __iter__(self) -> Iterator[ChunkBatch]:
         return self
 
     def __next__(self) -> ChunkBatch:
-        if self._stopped.is_set():
+        if self._closed:
             raise StopIteration
-        item = self._wait() if self._thread is not None else self._prepare(self._next_step)
-        if isinstance(item, BaseException):
+        try:
+            batch = self._ahead.popleft().result() if self._ahead else self._prepare(self._next_step)
+        except BaseException:
             self.close()
-            raise item
+            raise
         self._next_step += 1
-        return item
-
-    def _wait(self) -> Any:
-        while True:
-            try:
-                return self._ready.get(timeout=1.0)
-            except queue.Empty:
-                if self._stopped.is_set():
-                    raise StopIteration from None
+        self._prepare_ahead()
+        return batch
 
     def state(self) -> dict[str, Any]:
         """The sampler's state as of the next batch."""
         return {**self._sampler.state(), "step": self._next_step}
 
     def close(self) -> None:
-        """Stop the background thread."""
-        self._stopped.set()
-        while self._thread is not None and self._thread.is_alive():
-            while not self._ready.empty():
-                self._ready.get_nowait()
-            self._thread.join(timeout=0.05)
+        self._closed = True
+        self._worker.shutdown(cancel_futures=True)
 
     def __enter__(self) -> "Loader":
         return self
@@ -286,24 +272,12 @@ class Loader:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def _prepare_ahead(self) -> None:
+        while len(self._ahead) < self._prefetch:
+            self._ahead.append(self._worker.submit(self._prepare, self._next_step + len(self._ahead)))
+
     def _prepare(self, step: int) -> ChunkBatch:
         batch = self._sampler.batch(step)
         if self._sharding is None:
             return jax.device_put(batch)  # without a copy where the device is the host's memory
         return jax.tree.map(lambda x: jax.make_array_from_process_local_data(self._sharding, x), batch)
-
-    def _work(self) -> None:
-        step = self._next_step
-        item: Any = None
-        while not self._stopped.is_set() and not isinstance(item, BaseException):
-            try:
-                item = self._prepare(step)
-            except BaseException as error:  # raised in the consumer's thread
-                item = error
-            while not self._stopped.is_set():
-                try:
-                    self._ready.put(item, timeout=0.1)
-                    break
-                except queue.Full:
-                    continue
-            step += 1

@@ -47,14 +47,12 @@ class Pipeline:
     transforms: tuple[Transform, ...]
 
     def __call__(self, data: Data) -> dict[str, np.ndarray]:
-        """Towards the model."""
         result = dict(data)
         for transform in self.transforms:
             result = transform(result)
         return result
 
     def inverse(self, data: Data) -> dict[str, np.ndarray]:
-        """Back to the robot."""
         result = dict(data)
         for transform in reversed(self.transforms):
             result = transform.inverse(result)
@@ -96,14 +94,6 @@ def _gripper_state_from_pi(value: Values) -> Values:
     return _to_unit(opening, _FINGER_RANGE)
 
 
-def _gripper_action_to_pi(value: Values) -> Values:
-    return _from_unit(value, _COMMAND_RANGE) - _ANGLE_RANGE[0]
-
-
-def _gripper_action_from_pi(value: Values) -> Values:
-    return _to_unit(value + _ANGLE_RANGE[0], _COMMAND_RANGE)
-
-
 @dataclass(frozen=True)
 class AlohaJoints:
     """ALOHA's joints and grippers in the space π₀ was trained in: some joints flipped, grippers as angles.
@@ -113,12 +103,10 @@ class AlohaJoints:
     """
 
     def __call__(self, data: Data) -> dict[str, np.ndarray]:
-        """From ALOHA to π₀."""
-        return self._convert(data, _gripper_state_to_pi, _gripper_action_to_pi)
+        return self._convert(data, _gripper_state_to_pi, lambda x: _from_unit(x, _COMMAND_RANGE) - _ANGLE_RANGE[0])
 
     def inverse(self, data: Data) -> dict[str, np.ndarray]:
-        """From π₀ to ALOHA."""
-        return self._convert(data, _gripper_state_from_pi, _gripper_action_from_pi)
+        return self._convert(data, _gripper_state_from_pi, lambda x: _to_unit(x + _ANGLE_RANGE[0], _COMMAND_RANGE))
 
     def _convert(
         self, data: Data, gripper_state: Callable[[Values], Values], gripper_action: Callable[[Values], Values]
@@ -152,11 +140,9 @@ class DeltaActions:
     mask: tuple[bool, ...]
 
     def __call__(self, data: Data) -> dict[str, np.ndarray]:
-        """From absolute to relative."""
         return self._shift(data, np.subtract)
 
     def inverse(self, data: Data) -> dict[str, np.ndarray]:
-        """From relative to absolute."""
         return self._shift(data, np.add)
 
     def _shift(self, data: Data, combine: Callable[[Values, Values], Values]) -> dict[str, np.ndarray]:
@@ -204,7 +190,6 @@ class Normalize:
                 )
 
     def __call__(self, data: Data) -> dict[str, np.ndarray]:
-        """Normalize."""
         result = dict(data)
         for key, values in _states_and_actions(data).items():
             width = values.shape[-1]
@@ -220,7 +205,6 @@ class Normalize:
         return result
 
     def inverse(self, data: Data) -> dict[str, np.ndarray]:
-        """Unnormalize."""
         result = dict(data)
         for key, values in _states_and_actions(data).items():
             offset, scale = self._offset_and_scale(key)
@@ -263,7 +247,6 @@ class PadToWidth:
             self._check_fits(key, self._dim(key) or 0)
 
     def __call__(self, data: Data) -> dict[str, np.ndarray]:
-        """Pad."""
         result = dict(data)
         for key, values in _states_and_actions(data).items():
             given, dim = values.shape[-1], self._dim(key)
@@ -277,7 +260,6 @@ class PadToWidth:
         return result
 
     def inverse(self, data: Data) -> dict[str, np.ndarray]:
-        """Cut the padding off."""
         result = dict(data)
         for key, values in _states_and_actions(data).items():
             dim = self._dim(key)

@@ -56,8 +56,7 @@ def usable_episodes(
     dataset: Dataset, robot: Robot, outcomes: OutcomeConfig, bad_episodes: BadEpisodes = "refuse"
 ) -> Dataset:
     """The episodes that this robot can be trained on; the others are refused, or skipped with a warning."""
-    columns, cameras = (*robot.state, *robot.actions), tuple(robot.cameras.values())
-    usable, problems = split_episodes(dataset, columns, cameras, outcomes)
+    usable, problems = split_episodes(dataset, (*robot.state, *robot.actions), list(robot.cameras.values()), outcomes)
     for note in dataset.problems:
         logger.info("%s: %s", dataset.name, note)
     return leave_out(usable, problems, bad_episodes)
@@ -66,10 +65,7 @@ def usable_episodes(
 def split_episodes(
     dataset: Dataset, columns: Sequence[str], cameras: Sequence[str], outcomes: OutcomeConfig
 ) -> tuple[Dataset, list[Problem]]:
-    """The episodes that can be trained on, with these columns and cameras, and what is wrong with the others.
-
-    A problem of no episode blocks all.
-    """
+    """The usable episodes for these columns and cameras, and the problems of the others; one of no episode blocks all."""
     found: list[Problem] = []
     while True:
         problems = list(dict.fromkeys(_find_problems(dataset, columns, cameras, outcomes)))
@@ -91,7 +87,7 @@ def leave_out(usable: Dataset, problems: Sequence[Problem], bad_episodes: BadEpi
     usable = usable.select(set(usable.episode_ids.tolist()) - bad)
     total = len(bad) + len(usable.episode_ids)
     if bad_episodes == "refuse" or len(bad) > _MAX_SKIPPED * total:
-        what = f"has {_count(len(bad))} that cannot be trained on"
+        what = f"has {len(bad)} episode{'' if len(bad) == 1 else 's'} that cannot be trained on"
         raise BrokenDatasetError(usable.name, problems, what, skip_advice(usable, bad))
     lines = "\n".join(f"  {line}" for line in format_problems(problems))
     logger.warning("%s: %d of %d episodes are skipped:\n%s", usable.name, len(bad), total, lines)
@@ -103,10 +99,11 @@ def skip_advice(usable: Dataset, bad: Collection[int]) -> str:
     rest = usable.episode_ids.tolist()
     if not rest:
         return "No episode is left to train on."
-    chosen, count = f"--data.selection.episodes {format_episodes(rest)}", _count(len(rest))
+    chosen = f"--data.selection.episodes {format_episodes(rest)}"
+    others = f"the other {len(rest)} episode{'' if len(rest) == 1 else 's'}"
     if len(bad) > _MAX_SKIPPED * (len(bad) + len(rest)):
-        return f"More than half of the episodes would be skipped. To train on the other {count}: {chosen}"
-    return f"To train on the other {count}: --data.bad-episodes skip, or {chosen}"
+        return f"More than half of the episodes would be skipped. To train on {others}: {chosen}"
+    return f"To train on {others}: --data.bad-episodes skip, or {chosen}"
 
 
 def _find_problems(
@@ -180,8 +177,8 @@ def _of_severity(problems: Sequence[Problem], severity: str) -> list[Problem]:
     return [problem for problem in problems if problem.severity == severity]
 
 
-def _count(episodes: int) -> str:
-    return f"{episodes} episode{'' if episodes == 1 else 's'}"
+def _pixels(size: tuple[int, int] | None) -> str:
+    return f"{size[0]}×{size[1]}" if size else ""
 
 
 def _and_more(frames: int) -> str:
@@ -363,10 +360,10 @@ def _check_declared(dataset: Dataset, camera: str, videos: Sequence[VideoIndex])
         found = ", ".join(sorted(codecs))
         yield Problem(f"info.json says the codec is {feature.codec}", "note", column=camera, value=found)
     wanted = feature.image_size
-    for size in dict.fromkeys(video.size for video in videos if video.size != wanted) if wanted else ():
+    for size in dict.fromkeys(video.size for video in videos if wanted and video.size != wanted):
         files = [video.path.relative_to(dataset.root).as_posix() for video in videos if video.size == size]
         more = f"; so in {len(files) - 1} more files" if len(files) > 1 else ""
-        yield Problem(f"info.json says {_times(wanted)} pixels{more}", "note", None, files[0], camera, _times(size))
+        yield Problem(f"info.json says {_pixels(wanted)} pixels{more}", "note", None, files[0], camera, _pixels(size))
 
 
 def _check_pictures(dataset: Dataset, camera: str, is_wanted: bool) -> Iterator[Problem]:
@@ -406,21 +403,14 @@ def _check_pictures(dataset: Dataset, camera: str, is_wanted: bool) -> Iterator[
     for size in (size for size in counts if declared and size != declared):
         number, frame, relative = first_of[size]
         count = f"{counts[size]} pictures have" if counts[size] > 1 else "one picture has"
-        message = f"info.json says {_times(declared)} pixels, {count} another size: frame {frame} is the first"
-        yield Problem(message, "note", number, relative, camera, _times(size))
-
-
-def _times(size: tuple[int, int] | None) -> str:
-    return f"{size[0]}×{size[1]}" if size else ""
+        message = f"info.json says {_pixels(declared)} pixels, {count} another size: frame {frame} is the first"
+        yield Problem(message, "note", number, relative, camera, _pixels(size))
 
 
 def _picture_size(cell: Any) -> tuple[int, int]:
-    """Height and width; raises if the picture is not whole."""
+    """Height and width; raises if the picture is not whole, which only PNG can tell without decoding."""
     with open_picture(cell) as image:
-        if image.format == "PNG":
-            image.verify()
-        else:
-            image.load()  # other formats cannot be verified without decoding
+        image.verify() if image.format == "PNG" else image.load()
         return image.height, image.width
 
 
@@ -428,7 +418,6 @@ def _check_outcomes(dataset: Dataset, config: OutcomeConfig) -> Iterator[Problem
     found, _ = try_outcomes(dataset, config)
     yield from found.notes if found else ()
     if found and config.reward != "raw" and not found.success.any():
-        # It may be true, or nobody has filled the column in.
         message = "none of the episodes succeeded, so there is no reward to learn from; if some did: pirl data label"
         yield Problem(message, "note")
     for number in sorted(set(read_labels(dataset.root)) - {*dataset.whole.episode_ids, *dataset.listing.episodes}):
