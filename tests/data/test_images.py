@@ -70,32 +70,22 @@ def test_a_plain_image_keeps_its_colour_and_shape_and_is_centred_on_black(size, 
 
 
 @pytest.mark.usefixtures("unchecked_signatures")
-@pytest.mark.parametrize(
-    ("image", "message"),
-    [
+def test_what_is_no_image_is_refused():
+    for image, message in [
         (np.zeros((8, 8), np.uint8), r"shape \(8, 8\)"),
         (np.zeros((8, 8, 4), np.uint8), r"shape \(8, 8, 4\)"),
         (np.zeros((8, 8, 3), np.int64), "dtype int64"),
         (np.full((8, 8, 3), 200.0), r"from 0 to 200.*\[0, 1\]"),
         (np.full((8, 8, 3), -0.5), "from -0.5 to 0"),
         (np.full((8, 8, 3), np.nan), "nan"),
-    ],
-)
-def test_what_is_no_image_is_refused(image, message):
-    with pytest.raises(DataError, match=message):
-        to_uint8_hwc(image)
-
-
-@pytest.mark.usefixtures("unchecked_signatures")
-@pytest.mark.parametrize(
-    ("image", "message"),
-    [
+    ]:
+        with pytest.raises(DataError, match=message):
+            to_uint8_hwc(image)
+    for image, message in [
         (np.zeros((8, 8, 3), np.float32), "dtype float32"),
         (np.zeros((3, 8, 8), np.uint8), r"\(3, 8, 8\)"),
         (np.zeros((0, 8, 3), np.uint8), r"\(0, 8, 3\)"),
         (np.zeros((1, 100, 3), np.uint8), "1 × 100 is too narrow"),
-    ],
-)
-def test_what_cannot_be_resized_is_refused(image, message):
-    with pytest.raises(DataError, match=message):
-        resize_with_pad(image, 28, 28)
+    ]:
+        with pytest.raises(DataError, match=message):
+            resize_with_pad(image, 28, 28)

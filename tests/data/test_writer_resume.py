@@ -146,40 +146,36 @@ def lose_metadata(root: Path) -> None:
         file.unlink()
 
 
-@pytest.mark.parametrize(
-    ("change", "options", "complaint"),
-    [
-        (None, {"resume": False}, "not empty"),
-        (None, {"fps": 20}, "fps is 10 there, and 20 here"),
-        (None, {"robot_type": "so101"}, "robot_type is None there, and 'so101' here"),
-        (None, {"features": features() | {"action": {"dtype": "float32", "shape": (4,)}}}, "action / shape"),
-        (None, {"features": features() | {"extra": {"dtype": "bool", "shape": (1,)}}}, "extra"),
-        (damage_info, {}, "cannot be read"),
-        (lambda root: (root / "meta/info.json").unlink(), {}, "no dataset to continue"),
-        (forget_episodes, {}, "has 1 episodes, yet .* is there"),
-        (lose_metadata, {}, "tasks|lines"),
-    ],
-)
+CHANGES: list[tuple[Callable[[Path], object] | None, dict[str, Any], str]] = [
+    (None, {"resume": False}, "not empty"),
+    (None, {"fps": 20}, "fps is 10 there, and 20 here"),
+    (None, {"robot_type": "so101"}, "robot_type is None there, and 'so101' here"),
+    (None, {"features": features() | {"action": {"dtype": "float32", "shape": (4,)}}}, "action / shape"),
+    (None, {"features": features() | {"extra": {"dtype": "bool", "shape": (1,)}}}, "extra"),
+    (damage_info, {}, "cannot be read"),
+    (lambda root: (root / "meta/info.json").unlink(), {}, "no dataset to continue"),
+    (forget_episodes, {}, "has 1 episodes, yet .* is there"),
+    (lose_metadata, {}, "tasks|lines"),
+]
+
+
 @every_version
-def test_a_directory_that_cannot_be_continued_is_refused_and_not_touched(
-    tmp_path: Path, version: str, change: Callable[[Path], None] | None, options: dict[str, Any], complaint: str
-) -> None:
+def test_a_directory_that_cannot_be_continued_is_refused_and_not_touched(tmp_path: Path, version: Any) -> None:
     declared: dict[str, Any] = {"fps": 10, "features": features(), "version": version, "resume": True}
-    writer = DatasetWriter(tmp_path, **declared)
+    writer = DatasetWriter(tmp_path / "whole", **declared)
     for index in range(3):
         writer.write_episode(episode(index), task="")
-    if change:
-        change(tmp_path)
-    before = files_of(tmp_path)
-    with pytest.raises(DataError, match=complaint):
-        DatasetWriter(tmp_path, **declared | options)
-    assert files_of(tmp_path) == before
-
-
-def test_another_version_is_refused(tmp_path: Path) -> None:
-    DatasetWriter(tmp_path, fps=10, features=features(), version="v2.1")
-    with pytest.raises(DataError, match="codebase_version is 'v2.1' there"):
-        DatasetWriter(tmp_path, fps=10, features=features(), version="v3.0", resume=True)
+    other = "v3.0" if version == "v2.1" else "v2.1"
+    for number, (change, options, complaint) in enumerate(
+        [*CHANGES, (None, {"version": other}, f"codebase_version is '{version}' there")]
+    ):
+        root = shutil.copytree(writer.root, tmp_path / str(number))
+        if change:
+            change(root)
+        before = files_of(root)
+        with pytest.raises(DataError, match=complaint):
+            DatasetWriter(root, **declared | options)
+        assert files_of(root) == before
 
 
 def test_a_directory_with_other_files_is_refused(tmp_path: Path) -> None:

@@ -1,6 +1,9 @@
 """Reading: what LeRobot itself returned, and every dialect of the format, comes back value by value."""
 
 import json
+import shutil
+import sys
+import types
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +16,7 @@ from pirl.data.lerobot.columns import ColumnError, to_numpy
 from pirl.data.lerobot.format import Feature, glob_pattern
 from pirl.data.lerobot.reader import open_dataset
 from pirl.data.validate import check_dataset
+from pirl.errors import DataError
 from sample_datasets import VALID, build, edit_data, edit_episodes, edit_info, read_bars
 
 GOLDEN = Path(__file__).resolve().parents[2].parent / "shared" / "golden_data"
@@ -22,7 +26,7 @@ needs_golden_data = pytest.mark.skipif(not RECORDED, reason="the recordings are 
 
 @needs_golden_data
 @pytest.mark.parametrize("name", RECORDED or ["none"])
-def test_real_datasets_read_back_as_lerobot_returned_them(name):
+def test_real_datasets_read_back_as_lerobot_returned_them_and_have_no_problems(name):
     expected = np.load(GOLDEN / name / "expected.npz")
     about = json.loads(str(expected["info_json"]))
     dataset = open_dataset(GOLDEN / name)
@@ -43,32 +47,31 @@ def test_real_datasets_read_back_as_lerobot_returned_them(name):
                 end = int(dataset.starts[np.searchsorted(dataset.starts, row, side="right")])
                 rows = [row, min(row + about["chunk_horizon"], end - 1)]
                 np.testing.assert_array_equal(frames[rows].transpose(0, 3, 1, 2), expected[f"chunk/{row}/{camera}"])
-
-
-@needs_golden_data
-@pytest.mark.parametrize("name", RECORDED or ["none"])
-def test_real_datasets_have_no_problems(name):
     _, found = check_dataset(GOLDEN / name, decode=True)
     # LeRobot's converter attributes the first episode of each later data file to the file before.
-    expected = ["note: data/file_index says"] if name == "v30_converted_video" else []
-    assert [f"{entry.severity}: {entry.message}"[: len("note: data/file_index says")] for entry in found] == expected
+    notes = ["data/file_index says"] if name == "v30_converted_video" else []
+    assert [entry.message[: len("data/file_index says")] for entry in found] == notes
 
 
-@pytest.mark.parametrize("name", VALID)
-def test_every_dialect_reads_back_as_it_was_written(name, tmp_path):
-    built = VALID[name](tmp_path / "data")
-    dataset = open_dataset(built.root)
-    assert dataset.lengths.tolist() == [len(episode) for episode in built.episodes]
-    names = [built.state_key, built.action_key]
-    columns = dataset.columns(names)
-    for number, episode in enumerate(built.episodes):
-        rows = slice(dataset.starts[number], dataset.starts[number + 1])
-        for column, truth in zip(names, (episode.state, episode.action), strict=True):
-            np.testing.assert_array_equal(columns[column][rows], truth)
-        assert [dataset.rows.tasks[task] for task in dataset.rows.task_of_row[rows]] == list(episode.tasks)
-        for place, camera in enumerate(built.cameras):
-            seen = [read_bars(frame) for frame in dataset.decode(camera, number)]
-            assert seen == [(place, number, frame) for frame in range(len(episode))]
+@pytest.mark.parametrize("version", ["v2", "v3"])
+def test_every_dialect_reads_back_as_it_was_written(version, tmp_path, subtests):
+    for dialect, builder in VALID.items():
+        if ("v3" in dialect) != (version == "v3"):
+            continue
+        with subtests.test(dialect):
+            built = builder(tmp_path / dialect)
+            dataset = open_dataset(built.root)
+            assert dataset.lengths.tolist() == [len(episode) for episode in built.episodes]
+            names = [built.state_key, built.action_key]
+            columns = dataset.columns(names)
+            for number, episode in enumerate(built.episodes):
+                rows = slice(dataset.starts[number], dataset.starts[number + 1])
+                for column, truth in zip(names, (episode.state, episode.action), strict=True):
+                    np.testing.assert_array_equal(columns[column][rows], truth)
+                assert [dataset.rows.tasks[task] for task in dataset.rows.task_of_row[rows]] == list(episode.tasks)
+                for index, camera in enumerate(built.cameras):
+                    seen = [read_bars(frame) for frame in dataset.decode(camera, number)]
+                    assert seen == [(index, number, frame) for frame in range(len(episode))]
 
 
 def test_episodes_removed_from_the_lists_leave_gaps_in_the_video(tmp_path):
@@ -109,21 +112,17 @@ def test_values_are_never_moved_between_axes():
         to_numpy(matrix, (3, 2))
 
 
-@pytest.mark.parametrize(
-    ("shape", "names"),
-    [
+def test_declared_height_and_width_are_found_in_any_order():
+    for shape, names in [
         ((48, 64, 3), None),
         ((3, 48, 64), None),
         ((4, 48, 64), ["a", "b", "c"]),
-        ((3, 48, 64), ["rgb", "height", "width"]),
         ((3, 48, 64), ["c", "h", "w"]),
         ((48, 64, 3), ["height", "width", "channels"]),
         ((64, 48, 3), ["width", "height", "channels"]),
         ((48, 64, 1), {"axes": ["height", "width"]}),
-    ],
-)
-def test_declared_height_and_width_are_found_in_any_order(shape, names):
-    assert Feature("camera", "video", shape, names).image_size == (48, 64)
+    ]:
+        assert Feature("camera", "video", shape, names).image_size == (48, 64), (shape, names)
 
 
 def test_a_template_is_taken_literally(tmp_path):
@@ -146,3 +145,74 @@ def test_cells_of_an_unfinished_episode_do_not_matter(tmp_path):
     dataset = open_dataset(built.root)
     states = np.concatenate([episode.state for episode in built.episodes])
     np.testing.assert_array_equal(dataset.columns(["observation.state"])["observation.state"], states)
+
+
+# --- where a dataset is: a directory, LeRobot's own folder, the hub
+
+
+@pytest.fixture
+def hub(monkeypatch, tmp_path):
+    """A stand-in for the hub library that knows one dataset."""
+    built = build(tmp_path / "there", cameras="none")
+
+    def snapshot_download(name, repo_type):
+        if (name, repo_type) != ("me/pick", "dataset"):
+            raise OSError(f"404: no dataset {name}\nand a long story")
+        return str(built.root)
+
+    monkeypatch.setitem(sys.modules, "huggingface_hub", types.SimpleNamespace(snapshot_download=snapshot_download))
+    monkeypatch.setenv("HF_LEROBOT_HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    return built
+
+
+def test_a_hub_id_is_fetched(hub):
+    dataset = open_dataset("me/pick")
+    assert dataset.name == "me/pick"
+    assert len(dataset) == sum(len(episode) for episode in hub.episodes)
+
+
+def test_what_is_on_disk_comes_before_the_hub(hub, tmp_path):
+    build(tmp_path / "home" / "me" / "pick", cameras="none", lengths=(3,))
+    assert len(open_dataset("me/pick")) == 3
+    build(tmp_path / "me" / "pick", cameras="none", lengths=(2,))
+    assert len(open_dataset("me/pick")) == 2
+
+
+def test_lerobots_own_folder_is_where_lerobot_has_it(hub, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for variables, folder in [
+        ({"HF_LEROBOT_HOME": "own", "HF_HOME": "hub", "XDG_CACHE_HOME": "cache"}, "own"),
+        ({"HF_HOME": "hub", "XDG_CACHE_HOME": "cache"}, "hub/lerobot"),
+        ({"XDG_CACHE_HOME": "cache"}, "cache/huggingface/lerobot"),
+        ({"HF_LEROBOT_HOME": "", "HF_HOME": "", "XDG_CACHE_HOME": ""}, ".cache/huggingface/lerobot"),
+        ({"HF_HOME": "~/home"}, "home/lerobot"),
+    ]:
+        for name in ("HF_LEROBOT_HOME", "HF_HOME", "XDG_CACHE_HOME"):
+            value = variables.get(name, "")
+            monkeypatch.setenv(name, value if value[:1] in ("", "~") else str(tmp_path / value))
+        built = build(tmp_path / folder / "me" / "pick", cameras="none", lengths=(3,))
+        assert open_dataset("me/pick").root == built.root
+
+
+def test_metadata_alone_are_not_taken_for_the_dataset(hub, tmp_path):
+    kept = build(tmp_path / "home" / "me" / "pick", cameras="none", lengths=(3,))
+    shutil.rmtree(kept.root / "data")
+    assert open_dataset("me/pick").root == hub.root
+
+
+def test_a_name_nobody_knows_is_explained_in_a_line(hub):
+    with pytest.raises(DataError, match="me/place.*404: no dataset me/place$"):
+        open_dataset("me/place")
+
+
+def test_without_the_hub_library_it_says_what_to_install(hub, monkeypatch):
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    with pytest.raises(DataError, match=r"pirl\[hub\]"):
+        open_dataset("me/pick")
+
+
+def test_a_dataset_elsewhere_is_to_be_copied_or_named_as_the_hub_does():
+    for place in ("https://huggingface.co/datasets/me/pick", "gs://bucket/pick", "hf://datasets/me/pick"):
+        with pytest.raises(DataError, match=f"{place} is not on this machine: copy it .* NAME/DATASET"):
+            open_dataset(place)
