@@ -8,8 +8,6 @@ import sys
 import time
 from pathlib import Path
 
-import pytest
-
 from pirl.data import load_robot, open_dataset
 from pirl.envs.registry import EnvConfig
 from written import files_of
@@ -127,32 +125,6 @@ def test_control_c_is_told_with_exit_code_130_and_keeps_what_is_written(call, mo
     code, _, err = call("collect", "--policy", "expert", "--episodes", 4, "--out", "data", *FAST)
     assert (code, err.strip()) == (130, "interrupted")
     assert len(open_dataset("data").episode_ids) == 2
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--policy", "nowhere"], "nowhere is not a checkpoint directory"),
-        (["--policy", "expert", "--out", "used"], "is not empty: choose another directory, or resume (--resume)"),
-        (["--policy", "expert", "--out", "used", "--resume"], "no dataset to continue"),
-        (["--policy", "expert", "--storge", "image"], "pirl collect has no option --storge. Did you mean --storage?"),
-        (["--policy", "expert", "--expert.give-pu", "1"], "Did you mean --expert.give-up?"),
-        (["--policy", "expert", "--env", "kitchen"], "no environment is named 'kitchen'"),
-        (
-            ["--policy", "expert", "--codec", "libsvtav1", "--env.image-size", "28"],
-            "libsvtav1 needs frames of at least 64",
-        ),
-    ],
-)
-def test_bad_input_is_explained_with_exit_code_2(call, tmp_path, arguments, message):
-    (tmp_path / "used").mkdir()
-    (tmp_path / "used" / "thesis.tex").write_text("")
-    out = [] if "--out" in arguments else ["--out", "data"]
-    code, _, err = call("collect", "--episodes", 3, *arguments, *out)
-    assert code == 2
-    assert message in err
-    assert [path.name for path in (tmp_path / "used").iterdir()] == ["thesis.tex"]
-    assert not (tmp_path / "data").exists()
 
 
 def test_other_settings_are_named(call):

@@ -28,31 +28,6 @@ def test_a_preset_is_shown_as_a_file_that_trains(call, tmp_path):
     assert "# Command: pirl train droid " in out
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("show", "dmeo"), "Did you mean demo?"),
-        (("show",), "pirl configs show takes the name of a preset."),
-        (("list", "demo"), "pirl configs list takes no preset name."),
-        (("shw", "demo"), "Did you mean show?"),
-        (("demo",), "Did you mean show demo?"),
-    ],
-)
-def test_bad_input_is_explained_with_exit_code_2(call, arguments, message):
-    code, _, err = call("configs", *arguments)
-    assert code == 2
-    assert message in err
-
-
-def test_the_command_line_starts_without_jax():
-    """Seconds for `pirl --help` would be felt; what trains imports it later."""
-    program = (
-        "import sys, pirl.cli.main; print([name for name in ('jax', 'flax', 'pirl.config') if name in sys.modules])"
-    )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
-
-
 @pytest.mark.parametrize("program", [("-c", "from pirl.cli.main import main; main()"), ("-m", "pirl.cli.main")])
 def test_an_interrupt_while_modules_are_loaded_ends_quietly(tmp_path, program):
     """A module that is loaded early interrupts its own process, as ctrl-C would at that moment."""

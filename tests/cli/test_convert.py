@@ -175,43 +175,6 @@ def test_checks_end_with_zero_or_one(run, checkpoint, tmp_path):
     assert "state_proj/bias: 1 of 12 values are not finite" in out
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["nowhere"], "does not exist"),
-        (["policy", "--chek"], "Did you mean --check?"),
-        (["policy", "out", "--model", "pi0base"], "Did you mean pi0_base"),
-        (["policy", "out", "--merge-lora"], "no LoRA weights"),
-        (["policy", "out", "--model", "tiny"], "is not of this model"),
-        (["policy", "policy", "--overwrite"], "the checkpoint itself"),
-        (["policy", ".", "--overwrite"], "contains it"),
-        (["policy", "other", "--overwrite"], "is not a checkpoint, so it is not overwritten"),
-        (["policy", "other/file/deeper"], "other/file"),
-        (["policy", "--model", "tiny"], "--model applies to"),
-        (["policy", "policy", "--check", "--atol", "-1"], "cannot be negative"),
-        (["policy", "--dtype", "bfloat16"], "--dtype applies to writing a checkpoint"),
-        (["policy", "out", "--rtol", "0.1"], "--rtol applies to --check"),
-        (["policy", "out", "--json"], "--json applies to the inspection"),
-    ],
-)
-def test_bad_input_is_explained_with_exit_code_2(run, checkpoint, tmp_path, monkeypatch, arguments, message):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "other").mkdir()
-    (tmp_path / "other" / "file").write_text("precious")
-    code, _, err = run("convert", *arguments)
-    assert code == 2
-    assert message in err
-    assert "Traceback" not in err
-    assert sorted(os.listdir(tmp_path)) == ["other", "policy"]
-    assert (tmp_path / "other" / "file").read_text() == "precious"
-    load_policy(checkpoint)
-
-
-@pytest.mark.parametrize("arguments", [[], ["convrt"], ["convert"], ["convert", "x", "--dtype", "float8"]])
-def test_a_line_that_cannot_be_parsed_is_bad_input(run, arguments):
-    assert run(*arguments)[0] == 2
-
-
 def test_help_and_version(run):
     assert run("--version")[1].startswith("pirl ")
     for arguments in (["--help"], ["convert", "--help"]):

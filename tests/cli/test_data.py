@@ -161,52 +161,6 @@ def test_a_dataset_may_follow_two_dashes(run, tmp_path, monkeypatch):
     assert run("data", "check", "--reward", "raw", "--", "--data")[0] == 0
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["data", "lable", "."], "pirl data has no command lable. Did you mean label?"),
-        (["convrt", "."], "pirl has no command convrt. Did you mean convert?"),
-        (["data", "xyz"], "pirl data has no command xyz. See pirl data --help."),
-    ],
-)
-def test_a_mistyped_command_is_named(run, arguments, message):
-    code, _, err = run(*arguments)
-    assert code == 2
-    assert message in err
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["label", "{root}", "--success", ""], "--success names no episodes"),
-        (["label", "{root}", "--success", "0", "--truncated", " , "], "--truncated names no episodes"),
-        (["label", "{root}", "--success", "0-9999999"], "no episode 9999999 (in '0-9999999'); the last one is 2"),
-        (["label", "{root}", "--success", "rest", "--failure", "rest"], "only one"),
-        (["label", "{root}", "--csv", "a.csv", "--success", ""], "either"),
-        (["label", "{root}", "--success", "0", "--failure", "0-1"], "episode 0 cannot be both"),
-        (["label", "{root}", "--success", "9"], "no episode 9"),
-        (["label", "{root}", "--success", "1-x"], "1-x"),
-        (["label", "{root}", "--csv", "absent.csv"], "absent.csv"),
-        (["label", "{root}", "--csv", "a.csv", "--success", "1"], "either"),
-        (["check", "{root}", "--rewrd", "raw"], "--reward"),
-        (["info", "nowhere"], "nowhere"),
-        (["info", "some/name"], "some/name"),
-        (["stats", "{root}", "--robot", "alhoa", "--horizon", "5"], "Did you mean aloha?"),
-        (["stats", "{root}", "--robot", "absent.json", "--horizon", "5"], "absent.json"),
-        (["stats", "{root}", "--robot", "aloha", "--horizon", "5"], "14"),
-        (["stats", "{root}", "--robot", "libero", "--horizon", "0"], "--horizon"),
-    ],
-)
-def test_bad_input_is_explained_with_exit_code_2(run, dataset, tmp_path, monkeypatch, arguments, message):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    before = contents(dataset.root)
-    code, _, err = run("data", *(argument.replace("{root}", str(dataset.root)) for argument in arguments))
-    assert code == 2
-    assert message in err
-    assert contents(dataset.root) == before
-
-
 def test_statistics_are_printed_and_written(run, dataset, tmp_path):
     robot = tmp_path / "arm.json"
     robot.write_text(

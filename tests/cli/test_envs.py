@@ -2,7 +2,6 @@
 
 import av
 import numpy as np
-import pytest
 from PIL import Image
 
 from pirl.envs.registry import EnvConfig, list_envs
@@ -79,32 +78,6 @@ def test_a_policy_can_be_watched(call, policy):
     )
     assert code == 0
     assert "timeout after 9 steps" in out or "failure after" in out
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["show", "tabeltop"], "Did you mean tabletop?"),
-        (
-            ["show", "tabletop", "--env", "aloha"],
-            "tabletop and --env aloha are two different environments: leave one of them out",
-        ),
-        (["play", "tabletop"], "does not expect 'tabletop'. Did you mean --env tabletop? See pirl envs play --help."),
-        (["show", "CartPole-v1"], "EnvAdapter"),
-        (["play", "--render", "avi"], "avi"),
-        (["play", "--render", "gif", "--out", "a.mp4"], "--render gif does not fit --out a.mp4"),
-        (["play", "--out", "film"], "should end in"),
-        (["play", "--checkpoint", "nowhere"], "nowhere"),
-        (["play", "--expert.flawed", "2"], "error: expert.flawed = 2.0 should be between 0 and 1."),
-        (["play", "--size", "0"], "--size should be at least 1"),
-        (["play", "--episodse", "1"], "Did you mean --episodes?"),
-        (["lst"], "Did you mean list?"),
-    ],
-)
-def test_bad_input_is_explained_with_exit_code_2(call, arguments, message):
-    code, out, err = call("envs", *arguments)
-    assert code == 2
-    assert message in out + err
 
 
 def test_a_run_plays_where_it_was_trained(call, make_run):

@@ -4,7 +4,6 @@ import json
 from pathlib import Path
 
 import av
-import pytest
 
 from pirl.envs.registry import EnvConfig
 
@@ -185,58 +184,3 @@ def test_a_damaged_configuration_is_needed_only_for_what_nobody_says(call, make_
     assert "without it, pass --env, --execute-steps and --denoising-steps" in err
     _, env, steps = settings_of(call, run, "--env", "tabletop", "--env.max-steps", 4, "--execute-steps", 2)
     assert (env["options"], steps) == ({"max_steps": 4}, 2)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["nowhere"], "nowhere is not a checkpoint directory; for the scripted expert, use 'expert'"),
-        (["expert", "nowhere"], "nowhere is not a checkpoint directory"),
-        (["expert", "--env", "tabeltop"], "Did you mean tabletop?"),
-        (["expert", "--env.id=tabeltop"], "Did you mean tabletop?"),
-        (["expert", "--env.objcts", "3"], "tabletop has no option 'objcts'. Did you mean objects?"),
-        (["expert", "--env.objects", "many"], "objects should be a whole number; it is 'many'"),
-        (["expert", "--env.objects"], "--env.objects needs a value"),
-        (["expert", "--env.objects", "--episodes", "3"], "--env.objects needs a value"),
-        (["expert", "--env.id", "CartPole-v1", "--env.adapter", "nothing:Here"], "needs the module nothing"),
-        (["expert", "--episods", "3"], "pirl eval has no option --episods. Did you mean --episodes?"),
-        (["expert", "--expert.aim-bais", "3"], "Did you mean --expert.aim-bias?"),
-        (["expert", "--env-options", "3"], "pirl eval has no option --env-options"),
-        (["expert", "--expert.give-up", "3"], "error: expert.give_up = 3.0 should be between 0 and 1"),
-        (["expert", "--episodes", "0"], "--episodes should be at least 1; it is 0"),
-        (["expert", "--guidance", "2"], "--guidance is for checkpoints; the scripted expert does not use it"),
-        (["expert", "--guidance", "nan"], "--guidance should be a number of at least 0; it is nan"),
-        (["expert", "--envs", "0"], "--envs should be at least 1"),
-        (["expert", "--execute-steps", "0"], "--execute-steps should be at least 1"),
-        (["expert", "--denoising-steps", "0"], "--denoising-steps should be at least 1; it is 0"),
-        (["expert", "--seed", "-1"], "--seed should be zero or more"),
-        (["expert", "--timeout", "0"], "--timeout"),
-        (["expert", "--timeout", "nan"], "--timeout should be a number of seconds above 0; it is nan"),
-        (["expert", "--json", "{empty}"], "is a directory; name a file"),
-        (["expert", "--video", "{file}/film.gif"], "it is no directory. Choose another place"),
-        (["expert", "--env.observation", "state", "--video", "film.gif"], "has no camera"),
-        (["expert", "--task", "dance"], "no task 'dance'"),
-        (["expert", "--model", "tiny"], "--model is for checkpoints"),
-        (["expert", "--video", "film.avi"], "should end in .gif, .mp4 or .png"),
-        (["{policy}", "--expert.noise", "1"], "--expert.* is for the scripted expert"),
-        (["{policy}", "--execute-steps", "500"], "--execute-steps 500 is more than the policy's chunk length"),
-        (["{policy}", "--asset-id", "other"], "no statistics 'other'"),
-        (["{empty}"], "params"),
-    ],
-)
-def test_bad_input_is_explained_with_exit_code_2(call, policy, tmp_path, arguments, message):
-    (tmp_path / "empty").mkdir()
-    (tmp_path / "file").touch()
-    places = {"policy": policy, "empty": tmp_path / "empty", "file": tmp_path / "file"}
-    code, out, err = call("eval", *(argument.format_map(places) for argument in arguments))
-    assert (code, out) == (2, ""), "refused before anything is measured"
-    assert message in " ".join(err.replace("│", " ").split())
-
-
-def test_the_help_says_where_options_of_environments_are_found(call):
-    code, out, _ = call("eval", "--help")
-    assert code == 0
-    text = " ".join(out.replace("│", " ").split())
-    assert "`pirl envs show NAME`" in text
-    assert "--env.OPTION VALUE" in text
-    assert "env-options" not in text

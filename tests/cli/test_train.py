@@ -123,50 +123,6 @@ def test_a_run_that_is_not_there_cannot_be_resumed(call, tmp_path):
     assert "there is no run to resume in elsewhere/mien: config.yaml does not exist. Did you mean mine? Check" in err
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ((), "the run needs a name: --exp-name NAME"),
-        (("--exp-name", "x"), "no configuration: name a preset (see pirl configs), or pass a --config-file"),
-        (("dmeo", "--exp-name", "x"), "no preset is named 'dmeo'. Did you mean demo?"),
-        (("demo", "--exp-nmae", "x"), "pirl train has no option --exp-nmae. Did you mean --exp-name?"),
-        (("demo", "--agent.num-action-sample", 4), "Did you mean --agent.num-action-samples?"),
-        (("demo", "--num-action-samples", 4), "Did you mean --agent.num-action-samples?"),
-        (("demo", "--exp-name", "x", "--env.objets", 4), "tabletop has no option 'objets'. Did you mean objects?"),
-        (("demo", "--exp-name", "x", "--env.objects", "four"), "objects should be a whole number; it is 'four'"),
-        (("demo", "--exp-name", "x", "--env.id", "tabeltop"), "Did you mean tabletop?"),
-        (("demo", "--exp-name", "x", "--steps", "many"), "--steps should be a whole number; it is 'many'."),
-        (("demo", "--exp-name", "x", "--agent.discount", "3"), "--agent: discount = 3.0 should be in [0, 1]"),
-        (
-            ("demo", "--exp-name", "x", "--agent.actor-mode", "pg"),
-            "--agent.actor-mode should be awr or distill or condition or bc",
-        ),
-        (
-            ("demo", "--exp-name", "x", "--data.selection.tasks", "[a"),
-            "--data.selection.tasks should be a list of texts",
-        ),
-        (
-            ("demo_bc", "--exp-name", "x", "--agent.horizon-length", "3"),
-            "has no field 'horizon_length'. Another learner",
-        ),
-        (("demo", "--steps"), "pirl train: --steps needs a value."),
-        (("demo", "--steps", "--debug"), "pirl train: --steps needs a value."),
-        (("demo", "--exp-name", "x", "--config-file", "none.yaml"), "none.yaml cannot be read as a configuration"),
-        (("demo", "--exp-name", "../x"), "--exp-name '../x' is not a directory name inside runs_dir"),
-        (("demo", "--exp-name", ""), "is not a directory name"),
-        (("demo", "--exp-name", "x", "--resume", "--overwrite"), "choose one"),
-        (("aloha_fold", "--exp-name", "x"), "--checkpoint DIRECTORY (OpenPI's: gsutil"),
-        (("debug", "--exp-name", "x", "--batch-size", 9, "--data.repo-id", "data"), "should be a multiple of 8"),
-        (("debug", "--exp-name", "x", "--agent.horizon-length", 9), "agent.horizon_length = 9 is more than"),
-    ],
-)
-def test_bad_input_is_explained_with_exit_code_2(call, trained, data, arguments, message):
-    code, _, err = call("train", *arguments)
-    assert code == 2
-    assert message in err
-    assert not trained
-
-
 def test_help_shows_every_field_with_its_value_in_the_preset(call):
     code, out, _ = call("train", "libero", "--help")
     assert code == 0
@@ -243,10 +199,3 @@ def test_a_device_without_room_is_answered_with_what_needs_less(call, data, monk
     assert "error: a device has not enough memory: RESOURCE_EXHAUSTED: Out of memory while trying" in err
     assert "--fsdp-devices" in err
     assert "Allocator" not in err
-
-
-@pytest.mark.parametrize("name", ["fold[1]", "a*", "what?"])
-def test_names_that_checkpoints_cannot_have_are_refused_at_once(call, data, name):
-    code, _, err = call("train", "debug", "--exp-name", name, "--data.repo-id", data)
-    assert code == 2
-    assert "checkpoints cannot be written under a name with" in err

@@ -375,7 +375,8 @@ def parse_yaml(text: str, source: str) -> Any:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
         place = f":{mark.line + 1}:{mark.column + 1}" if mark else ""
-        raise ConfigError(f"{source}{place}: {error.problem}.") from error
+        problem = f"{error.context} {error.problem}" if str(error.problem).startswith("but") else error.problem
+        raise ConfigError(f"{source}{place}: {problem}.") from error
     except (yaml.YAMLError, ValueError) as error:
         raise ConfigError(f"{source} is not valid YAML: {str(error).splitlines()[0]}.") from error
     except RecursionError:
