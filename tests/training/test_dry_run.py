@@ -40,7 +40,7 @@ def test_everything_is_built_and_tried_and_nothing_but_caches_is_written(
 
 @pytest.mark.usefixtures("toy")
 def test_without_a_dataset_the_learner_acts_an_episode_to_learn_from(configure, tmp_path, capsys):
-    from pirl.training.trainer import train
+    from pirl.training.train import train
 
     changes = {"online__env_steps": 0, "evaluation__every": 0, "checkpoints__best_metric": None}
     changes |= {"validation_every": 0, "data__validation_fraction": 0.0}

@@ -23,7 +23,7 @@ from pirl.config.schema import HostsConfig
 from pirl.errors import ConfigError
 from pirl.interop import NormStats, save_policy
 from pirl.models import create_model
-from pirl.training.hosts import find_hosts
+from pirl.training.distributed import find_hosts
 from pirl.training.sharding import OwnRows, copy_to_hosts, make_mesh
 from python_path import python_path
 
