@@ -17,8 +17,7 @@ from pirl.config.io import format_config
 from pirl.models import get_parameters
 from pirl.training import sharding
 from pirl.training.checkpoints import Checkpoints
-from pirl.training.differences import compare_states
-from pirl.training.inspecting import describe, left_whole, open_state, planned_layout, unexpected
+from pirl.training.inspect import compare_states, describe, left_whole, open_state, planned_layout, unexpected
 from pirl.training.records import named_leaves
 from pirl.training.run import RunDirectory
 
@@ -169,7 +168,7 @@ def test_numbers_that_are_not_finite_make_an_infinite_difference_only_on_one_sid
 
     def parts(first, second):
         values = iter([np.asarray(first, np.float32), np.asarray(second, np.float32)])
-        monkeypatch.setattr("pirl.training.differences._read", lambda state, path: next(values))
+        monkeypatch.setattr("pirl.training.inspect._read", lambda state, path: next(values))
         return compare_states(state, state, depth=9, of=MOVED, against=MOVED).parts[0]
 
     assert parts([np.nan, 1.0], [np.nan, 3.0]).largest == 2

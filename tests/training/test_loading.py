@@ -6,7 +6,7 @@ import pytest
 from training_runs import read_state
 
 from pirl.errors import CheckpointError
-from pirl.training.loading import load_agent
+from pirl.training.inspect import load_agent
 from pirl.training.train import train
 
 PLAIN = {"online__env_steps": 0, "evaluation__every": 0, "checkpoints__best_metric": None}

@@ -8,8 +8,8 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 from pirl.processes import HostMemory
-from pirl.training import memory
-from pirl.training.memory import MemoryMonitor, live_bytes
+from pirl.training import logging as memory
+from pirl.training.logging import MemoryMonitor, live_bytes
 from pirl.training.sharding import make_mesh
 
 GIB = 2**30

@@ -18,8 +18,7 @@ from hypothesis import strategies as st
 
 from pirl.config.schema import LoggingConfig
 from pirl.errors import ConfigError
-from pirl.training.metrics import MetricsLog
-from pirl.training.writers import JsonLines
+from pirl.training.metrics import JsonLines, MetricsLog
 
 FILES_ONLY = LoggingConfig(every=10, tensorboard=False)
 
@@ -310,7 +309,7 @@ def test_a_full_disk_is_named_with_what_could_not_be_written_and_what_to_do(tmp_
 import resource, sys
 from pathlib import Path
 from pirl.errors import DataError
-from pirl.training.writers import JsonLines
+from pirl.training.metrics import JsonLines
 lines = JsonLines(Path(sys.argv[1]) / "metrics.jsonl")
 lines.write(1, {"loss": 2.0})
 resource.setrlimit(resource.RLIMIT_FSIZE, (40, 40))

@@ -19,7 +19,7 @@ from pirl.data import PolicyIO
 from pirl.envs.planner import load_planner
 from pirl.envs.pools import open_pool
 from pirl.training.acting import evaluated_planner
-from pirl.training.loading import load_agent
+from pirl.training.inspect import load_agent
 
 TOY_OPTIONS = ("--steps", 24, "--online.env-steps", 60, "--online.utd-ratio", 0.25, "--online.capacity", 40)
 TOY_OPTIONS += ("--checkpoints.every", 8, "--validation-every", 8, "--evaluation.every", 16, "--logging.every", 3)

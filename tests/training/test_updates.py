@@ -5,7 +5,7 @@ import itertools
 import jax
 import numpy as np
 
-from pirl.training.updates import update_keys
+from pirl.training.setup import update_keys
 
 
 def numbers(keys: jax.Array) -> list[list[int]]:

@@ -47,7 +47,7 @@ class Demo:
             raise UserError("pirl demo ript has no --observation: its policies observe the true state.")
         from pirl.demo.plans import DEMOS
         from pirl.demo.run import RESULTS_FILE, next_commands, run_demo, summarize, write_report
-        from pirl.training.compiling import prepare_jax
+        from pirl.training.setup import prepare_jax
 
         demo = DEMOS["acrlpd_state" if self.observation == "state" else self.learner].configure(
             out=self.out, episodes=self.episodes, demonstrations=self.demonstrations, quick=self.quick

@@ -11,8 +11,7 @@ from pirl.errors import UserError
 from pirl.text import format_size
 
 if TYPE_CHECKING:
-    from pirl.training.differences import Comparison
-    from pirl.training.inspecting import Layout, Part, SavedState
+    from pirl.training.inspect import Comparison, Layout, Part, SavedState
 
 _LISTED = 20
 """Arrays that are named one by one."""
@@ -54,7 +53,7 @@ class Inspect(WithJson):
         if self.against is not None and self.of is None:
             raise UserError("--against needs --of, the subtree to compare with it.")
         self.check_json()
-        from pirl.training.inspecting import open_state
+        from pirl.training.inspect import open_state
 
         state = open_state(self.run_directory, self.step)
         content = self._compare(state) if compares else self._inspect(state)
@@ -62,7 +61,7 @@ class Inspect(WithJson):
         return 0
 
     def _inspect(self, state: "SavedState") -> dict[str, Any]:
-        from pirl.training.inspecting import describe, left_whole, planned_layout, unexpected
+        from pirl.training.inspect import describe, left_whole, planned_layout, unexpected
 
         layout = state.layout
         if self.devices is not None or self.fsdp is not None:
@@ -92,8 +91,7 @@ class Inspect(WithJson):
         }
 
     def _compare(self, first: "SavedState") -> dict[str, Any]:
-        from pirl.training.differences import compare_states
-        from pirl.training.inspecting import open_state
+        from pirl.training.inspect import compare_states, open_state
 
         elsewhere = self.other is not None or self.other_step is not None
         second = open_state(self.other or self.run_directory, self.other_step) if elsewhere else first

@@ -316,7 +316,7 @@ class Acting(InEnvironment):
                 raise UserError(f"{description.name} has no scripted expert; pass a checkpoint.")
             return self.expert
         from pirl.envs.planner import load_planner
-        from pirl.training.compiling import prepare_jax
+        from pirl.training.setup import prepare_jax
 
         prepare_jax()
         planner = load_planner(

@@ -35,8 +35,7 @@ from pirl.plan.topologies import Topology, environment, find_devices, parse_topo
 from pirl.processes import format_exit, last_lines
 from pirl.training.dry_run import kind_of
 from pirl.training.records import named_leaves
-from pirl.training.setup import Setup, agent_shapes
-from pirl.training.updates import compile_updates
+from pirl.training.setup import Setup, agent_shapes, compile_updates
 
 Say = Callable[[str], None]
 SHARD = "shard one copy of the learner over all devices"

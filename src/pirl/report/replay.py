@@ -24,7 +24,7 @@ from pirl.report.plots import Axis, Series, figure, image_strip, line_chart, mar
 from pirl.report.runs import Event, Run
 from pirl.report.sections import Section
 from pirl.run_files import RunFiles
-from pirl.training.loading import load_agent
+from pirl.training.inspect import load_agent
 
 _RENDER_SIZE = 160
 _ENVS = 16  # where the evaluation left the number open

@@ -2,12 +2,13 @@
 
 import contextlib
 import logging
+import math
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal
+from typing import Any
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -20,8 +21,7 @@ from pirl.errors import UserError
 from pirl.run_files import RunFiles
 from pirl.text import format_duration
 from pirl.training.distributed import is_main_process
-
-Activity = Literal["data", "update", "rollout", "evaluation", "checkpoint"]
+from pirl.training.metrics import Number
 
 
 class Display:
@@ -209,32 +209,6 @@ def describe(values: Mapping[str, float | int]) -> list[str]:
     return words
 
 
-class Stopwatch:
-    """Where the host's time goes. What the device does shows where the host waits for it."""
-
-    def __init__(self, clock: Callable[[], float] = time.perf_counter):
-        self._clock = clock
-        self._began = clock()
-        self._spent: dict[str, float] = {}
-
-    @contextlib.contextmanager
-    def __call__(self, activity: Activity) -> Iterator[None]:
-        """Time what is done within."""
-        began = self._clock()
-        try:
-            yield
-        finally:
-            self._spent[activity] = self._spent.get(activity, 0.0) + self._clock() - began
-
-    def lap(self, steps: int) -> dict[str, float]:
-        """Seconds by activity and in all since the last lap, in which so many steps were made; and their speed."""
-        now = self._clock()
-        seconds = now - self._began
-        spent = {f"seconds/{activity}": round(value, 6) for activity, value in sorted(self._spent.items())}
-        self._began, self._spent = now, {}
-        return {"steps_per_second": round(steps / seconds, 6), "seconds": round(seconds, 6), **spent}
-
-
 class _LogFile(logging.FileHandler):
     """Where the disk is full, what needs it more says so; a line less in the log is no reason for a traceback."""
 
@@ -272,3 +246,43 @@ def _warnings_moved(before: Any, now: Any) -> Iterator[None]:
     finally:
         for handler in handlers:
             handler.setStream(before)
+
+
+# --- the table of RIPT -------------------------------------------------------------------------------------------
+
+
+def _share(value: float) -> str:
+    return f"{100 * value:.0f} %"
+
+
+# Heading, width, the metric it shows, and how.
+_COLUMNS: tuple[tuple[str, int, str, Callable[[float], str]], ...] = (
+    ("iteration", 9, "iteration", lambda value: f"{value:.0f}"),
+    ("tried", 5, "rollout/contexts", lambda value: f"{value:.0f}"),
+    ("kept", 4, "rollout/groups", lambda value: f"{value:.0f}"),
+    ("success", 7, "rollout/success", _share),
+    ("before", 6, "rollout/success_kept", _share),
+    ("after", 6, "rollout/success_after", _share),
+    ("spread", 6, "rollout/advantage_spread", lambda value: f"{value:.2f}"),
+    ("loss", 8, "loss", lambda value: f"{value:.4f}"),
+    ("drift", 8, "rollout/drift", lambda value: f"{value:.2g}"),
+    ("env steps", 9, "rollout/env_steps", lambda value: f"{value:,.0f}"),
+    ("steps/s", 7, "env_steps_per_second", lambda value: f"{value:,.0f}"),
+    ("policy", 8, "policy_ms", lambda value: f"{value:.1f} ms"),
+)
+
+
+def table_header() -> str:
+    """The headings. `before` and `after` are the success at the states that were learned from."""
+    return "  ".join(f"{heading:>{width}}" for heading, width, _, _ in _COLUMNS)
+
+
+def table_row(iteration: int, values: Mapping[str, Number], loss: float | None) -> str:
+    """One iteration; what was not measured is a dash."""
+    known = {**values, "iteration": iteration, **({} if loss is None else {"loss": loss})}
+
+    def cell(name: str, show: Callable[[float], str]) -> str:
+        value = float(known.get(name, math.nan))
+        return show(value) if math.isfinite(value) else "–"
+
+    return "  ".join(f"{cell(name, show):>{width}}" for _, width, name, show in _COLUMNS)

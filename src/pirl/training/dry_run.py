@@ -23,12 +23,10 @@ from pirl.envs.rollouts import make_starts, roll_out
 from pirl.errors import EnvError
 from pirl.text import format_seconds, format_size
 from pirl.training.acting import agent_planner, practice_planner
-from pirl.training.compiling import prepare_jax
 from pirl.training.records import named_leaves
 from pirl.training.rollout_batches import Rows, cut_batch
-from pirl.training.setup import Setup, check_env, create_agent, set_up
+from pirl.training.setup import Setup, check_env, compile_updates, create_agent, prepare_jax, set_up
 from pirl.training.streams import shaped_episode
-from pirl.training.updates import compile_updates
 
 # What the arrays of a learner are for, by how their path begins; all others belong to the critics.
 _KINDS = {

@@ -1,21 +1,32 @@
 """What a run reports: metrics and timing to files and trackers, progress to the display."""
 
 import contextlib
-from collections.abc import Iterator, Mapping
+import logging
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
+
+import jax
 
 from pirl.config import RLTrainConfig, to_plain
-from pirl.training.display import Activity, Display, Stopwatch
+from pirl.processes import read_host
+from pirl.training.display import Display
 from pirl.training.distributed import is_main_process
 from pirl.training.health import EarlyStopping
-from pirl.training.memory import MemoryMonitor
-from pirl.training.metrics import MetricsLog
+from pirl.training.metrics import MetricsLog, Number
 from pirl.training.run import RunDirectory
-from pirl.training.writers import Number
 
 if TYPE_CHECKING:
     from pirl.training.streams import CollectResult, TrainState
+
+Activity = Literal["data", "update", "rollout", "evaluation", "checkpoint"]
+_GIB = 2.0**30
+# Below this share of its memory the host is nearly full; the kernel may end the process at any time.
+_NEARLY_FULL = 0.05
+_logger = logging.getLogger(__name__)
 
 
 class RunLog:
@@ -120,3 +131,86 @@ class RunLog:
     ) -> None:
         if self._metrics is not None:
             self._metrics.close()
+
+
+class Stopwatch:
+    """Seconds by activity. What the device does counts where the host waits for it."""
+
+    def __init__(self, clock: Callable[[], float] = time.perf_counter):
+        self._clock = clock
+        self._began = clock()
+        self._spent: dict[str, float] = {}
+
+    @contextlib.contextmanager
+    def __call__(self, activity: Activity) -> Iterator[None]:
+        """Time what is done within."""
+        began = self._clock()
+        try:
+            yield
+        finally:
+            self._spent[activity] = self._spent.get(activity, 0.0) + self._clock() - began
+
+    def lap(self, steps: int) -> dict[str, float]:
+        """Seconds by activity and in all since the last lap, and the speed of the steps made in it."""
+        now = self._clock()
+        seconds = now - self._began
+        spent = {f"seconds/{activity}": round(value, 6) for activity, value in sorted(self._spent.items())}
+        self._began, self._spent = now, {}
+        return {"steps_per_second": round(steps / seconds, 6), "seconds": round(seconds, 6), **spent}
+
+
+@dataclass
+class MemoryMonitor:
+    """Measures memory at named points without waiting for the device; warns once when the host is nearly full."""
+
+    _peaks: dict[int, int] = field(default_factory=dict)
+    _warned: bool = False
+
+    def take(self, point: str) -> dict[str, float]:
+        """Metrics in GiB: `memory/<point>/host`, `host_peak`, `host_available`, `device`, `device_peak`.
+
+        `device` is the fullest of this process's devices; where there are several, `device_0`, … follow. Peaks are of the
+        whole run so far. A device without statistics (the CPU) counts the live arrays, not what a program holds while it
+        runs.
+        """
+        host, devices = read_host(), jax.local_devices()
+        if host.available is not None and host.total and host.available < _NEARLY_FULL * host.total:
+            self._warn(point, host.available, host.total)
+        stats = {device.id: device.memory_stats() for device in devices}
+        live = live_bytes() if None in stats.values() else {}
+        used = {
+            number: live.get(number, 0) if known is None else int(known["bytes_in_use"])
+            for number, known in stats.items()
+        }
+        for number, known in stats.items():
+            reported = 0 if known is None else int(known.get("peak_bytes_in_use", 0))
+            self._peaks[number] = max(self._peaks.get(number, 0), used[number], reported)
+        values = {
+            "host": host.used,
+            "host_peak": host.peak,
+            "host_available": host.available,
+            "device": max(used.values()),
+            "device_peak": max(self._peaks[number] for number in used),
+        }
+        if len(devices) > 1:
+            values |= {f"device_{index}": count for index, count in enumerate(used.values())}
+        return {f"memory/{point}/{name}": value / _GIB for name, value in values.items() if value is not None}
+
+    def _warn(self, point: str, available: int, total: int) -> None:
+        if not self._warned:
+            _logger.warning(
+                "the host's memory is nearly full (%s): %.2f of %.1f GiB are left. Fewer --evaluation.envs, a smaller "
+                "--data.prefetch or --online.capacity need less.",
+                *(point, available / _GIB, total / _GIB),
+            )
+        self._warned = True
+
+
+def live_bytes() -> dict[int, int]:
+    """Bytes of the live arrays, by the number of the device."""
+    found: dict[int, int] = {}
+    for array in jax.live_arrays():
+        size = array.dtype.itemsize * math.prod(array.sharding.shard_shape(array.shape))
+        for device in array.sharding.addressable_devices:
+            found[device.id] = found.get(device.id, 0) + size
+    return found

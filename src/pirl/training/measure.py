@@ -23,9 +23,9 @@ from pirl.training.acting import StoppablePlanner, acting_copy, evaluated_planne
 from pirl.training.distributed import broadcast
 from pirl.training.health import StopSignal
 from pirl.training.logging import RunLog
+from pirl.training.metrics import Number
 from pirl.training.setup import Setup
 from pirl.training.streams import TrainState
-from pirl.training.writers import Number
 
 
 @dataclass

@@ -1,25 +1,38 @@
-"""What a RIPT run keeps of its rollouts for others: a LeRobot dataset of all attempts, and films of some."""
+"""What a RIPT run keeps of its rollouts: a dataset of all attempts, videos of some, and a probe of the policy's drift."""
 
+import io
 import json
+import zipfile
 from pathlib import Path
+from typing import Any
 
-from pirl.data import DatasetWriter
+import jax
+import numpy as np
+from jaxtyping import Float
+
+from pirl.agents.ript import RIPTAgent, RolloutBatch
+from pirl.data import ChunkBatch, DatasetWriter
 from pirl.data.lerobot.format import INFO_FILE
 from pirl.envs.base import EnvDescription
 from pirl.envs.collecting import DatasetFormat, collected_features, episode_columns
 from pirl.envs.rollouts import Rollout
 from pirl.envs.video import Film, write_films
-from pirl.errors import ConfigError, DataError
+from pirl.errors import CheckpointError, ConfigError, DataError
+from pirl.files import write_file
+from pirl.models.types import Array
+from pirl.training.setup import Setup
+
+_VELOCITIES = "velocities"
 
 
 class RolloutDataset:
-    """All finished attempts of a run in the order in which they ended, labelled by their success."""
+    """All finished attempts of a run, in the order in which they ended, with their outcomes."""
 
     def __init__(self, root: Path, description: EnvDescription) -> None:
         self._root, self._description, self._format = root, description, DatasetFormat()
         self._features = collected_features(description, self._format)
         self._writer: DatasetWriter | None = None
-        # Episodes that this run has come to, and those in the dataset: more, where a run goes on from a checkpoint.
+        # Episodes of this run so far, and those in the dataset: more, after a resume.
         self.episodes = 0
         self._written = self._count()
 
@@ -42,16 +55,13 @@ class RolloutDataset:
         self._written += 1
 
     def close(self) -> None:
-        """Finish its statistics, which takes a look at all of it; without, it is whole, but they are bounds only."""
+        """Compute its statistics; without, the dataset is whole, but they are bounds only."""
         if self._writer is not None:
             self._writer.close()
             self._writer = None
 
     def go_on_after(self, episodes: int | None) -> None:
-        """Go on where so many episodes had come; those that came after them come again, and are not written twice.
-
-        None: whatever is there was another story, and all that comes now is added to it.
-        """
+        """Go on after so many episodes: later ones come again, and are not written twice. None: append all."""
         self.close()
         self._written = self._count()
         self.episodes = self._written if episodes is None else episodes
@@ -95,3 +105,61 @@ class Films:
         if films:
             self._directory.mkdir(exist_ok=True)
             write_films(self._directory / f"{name}.mp4", films, self._description.fps, columns=self._most)
+
+
+class DriftProbe:
+    """How far the policy has moved from where it began: a batch and the start policy's flow there, in a file."""
+
+    def __init__(self, file: Path, setup: Setup) -> None:
+        self._file, self._setup = file, setup
+        self._probe: tuple[Any, Any] | None = None
+
+    def take(self, agent: Any, batch: RolloutBatch) -> None:
+        """Write the flow of the policy on this batch, unless there is one already."""
+        if self._file.exists():
+            return
+        velocities = np.asarray(_velocities(agent, self._place(batch.chunks)))
+        leaves = {f"{number:02d}": np.asarray(leaf) for number, leaf in enumerate(jax.tree.leaves(batch.chunks))}
+        content = io.BytesIO()
+        np.savez(content, **leaves, **{_VELOCITIES: velocities})  # type: ignore[arg-type]
+        write_file(self._file, content.getvalue())
+
+    def measure(self, agent: Any, like: RolloutBatch) -> float:
+        """The drift since; `like` is any batch of this run."""
+        if self._probe is None:
+            self._probe = self._read(like.chunks)
+        return float(_drift(agent, *self._probe))
+
+    def _read(self, like: ChunkBatch) -> tuple[Any, Any]:
+        try:
+            with np.load(self._file, allow_pickle=False) as content:
+                arrays = {name: content[name] for name in content.files}
+            velocities = arrays.pop(_VELOCITIES)
+            leaves = [arrays[name] for name in sorted(arrays)]
+            if [leaf.shape for leaf in leaves] != [leaf.shape for leaf in jax.tree.leaves(like)]:
+                raise ValueError("it is not from a run like this one")
+        except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+            raise CheckpointError(
+                f"{self._file} holds what the drift of the policy is measured by, and cannot be read: {error}. Put it "
+                "back from a copy; or delete it, and drift is measured from the policy as it is now."
+            ) from error
+        return self._place(jax.tree.unflatten(jax.tree.structure(like), leaves)), jax.device_put(velocities)
+
+    def _place(self, batch: ChunkBatch) -> ChunkBatch:
+        sharding = self._setup.batch_sharding()
+        return jax.device_put(batch) if sharding is None else jax.device_put(batch, sharding)
+
+
+def _key() -> jax.Array:
+    """The same noise and times in every measurement."""
+    return jax.random.key(0)
+
+
+@jax.jit
+def _velocities(agent: RIPTAgent, batch: ChunkBatch) -> Float[Array, "b horizon action_dim"]:
+    return agent.velocities(batch, _key())
+
+
+@jax.jit
+def _drift(agent: RIPTAgent, batch: ChunkBatch, before: Float[Array, "b horizon action_dim"]) -> Float[Array, ""]:
+    return agent.drift(before, batch, _key())

@@ -19,17 +19,16 @@ from pirl.envs.pools import EnvPool
 from pirl.envs.rollouts import Rollout, roll_out
 from pirl.errors import TrainingError
 from pirl.training.acting import StoppablePlanner, practice_planner
+from pirl.training.display import table_header, table_row
 from pirl.training.distributed import main_process_first
-from pirl.training.drift import DriftProbe
 from pirl.training.health import Interrupted, RolloutMonitor, UpdateGuard
-from pirl.training.iteration_table import header, row
 from pirl.training.logging import RunLog
+from pirl.training.metrics import Number
 from pirl.training.rollout_batches import BatchPlan, Rows, cut_batch, group_advantages, plan_batches
-from pirl.training.rollout_records import Films, RolloutDataset
+from pirl.training.rollout_records import DriftProbe, Films, RolloutDataset
 from pirl.training.run import RunDirectory
 from pirl.training.setup import Setup
 from pirl.training.streams import Batch, CollectResult, TrainState, on_main_process
-from pirl.training.writers import Number
 
 # Rows of the table after which its header is repeated.
 _ROWS_PER_HEADER = 20
@@ -183,9 +182,9 @@ class RolloutStream:
         if self._config.recheck:
             metrics["rollout/success_after"] = self._recheck(agent)
             metrics |= {f"rollout/{name}": self._counts[name] for name in ("env_steps", "lost")}
-        lines = [row(self._counts["rounds"], {**self._attempts.metrics, **metrics, **self._timing}, loss)]
+        lines = [table_row(self._counts["rounds"], {**self._attempts.metrics, **metrics, **self._timing}, loss)]
         if self._rows_shown % _ROWS_PER_HEADER == 0:
-            lines.insert(0, header())
+            lines.insert(0, table_header())
         self._rows_shown += 1
         self._clear()
         return CollectResult(metrics, lines=lines)

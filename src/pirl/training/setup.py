@@ -1,6 +1,7 @@
 """From a configuration to the things a run is made of: data, statistics, policy, learner."""
 
 import contextlib
+import ctypes
 import hashlib
 import itertools
 import warnings
@@ -15,8 +16,11 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Bool, Float64
 
-from pirl.agents.common import Agent
-from pirl.agents.config import ACRLPDConfig
+from pirl.agents.acrlpd import ACRLPDAgent
+from pirl.agents.bc import BCAgent
+from pirl.agents.common import Agent, Metrics
+from pirl.agents.config import ACRLPDConfig, RIPTConfig
+from pirl.agents.ript import RIPTAgent
 from pirl.config import RLTrainConfig, check_data, to_plain
 from pirl.data import (
     ChunkIndexSampler,
@@ -42,12 +46,31 @@ from pirl.data.validate import leave_out
 from pirl.envs.planner import check_policy, check_same_actions, choose_statistics, find_policy
 from pirl.envs.pools import EnvPool
 from pirl.errors import CheckpointError, ConfigError, DataError
-from pirl.files import expand_home
+from pirl.files import cache_directory, expand_home
 from pirl.interop import NormStats, check_match, load_policy, open_checkpoint, read_norm_stats
 from pirl.models import Pi0, Tokenizer, abstract_model, create_model
 from pirl.run_files import RunFiles, saved_steps
-from pirl.training.learners import create_learner
+from pirl.training.health import guarded
 from pirl.training.sharding import ParameterSharding, make_host_mesh, make_mesh
+
+# mallopt's names in malloc.h.
+_M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4
+
+
+def prepare_jax() -> None:
+    """Keep compiled programs in pirl's cache directory, unless the user chose another; and keep freed memory.
+
+    On the CPU an update takes its temporary buffers from malloc, tens of MB each time. glibc maps them anew and gives
+    them back, and the page faults cost up to a third of the time.
+    """
+    if jax.config.values["jax_compilation_cache_dir"] is None:
+        jax.config.update("jax_compilation_cache_dir", str(cache_directory() / "compiled"))
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 1.0)
+    if jax.default_backend() == "cpu":
+        with contextlib.suppress(OSError, AttributeError):  # another C library
+            libc = ctypes.CDLL("libc.so.6")
+            libc.mallopt(_M_MMAP_MAX, 0)
+            libc.mallopt(_M_TRIM_THRESHOLD, 2**31 - 1)
 
 
 @dataclass(frozen=True)
@@ -291,6 +314,15 @@ def check_env(setup: Setup, pool: EnvPool) -> None:
     check_policy(setup.policy_io.robot, setup.config.model, statistics, pool.description)
 
 
+def create_learner(config: RLTrainConfig, action_dim: int | None, policy: Pi0, rng: jax.Array) -> Agent:
+    """The learner of a configuration at its beginning; the robot has so many dimensions of the policy's actions."""
+    if isinstance(config.agent, ACRLPDConfig):
+        return ACRLPDAgent.create(config.agent, policy, rng, real_action_dim=action_dim)
+    if isinstance(config.agent, RIPTConfig):
+        return RIPTAgent.create(config.agent, policy, rng, real_action_dim=action_dim)
+    return BCAgent.create(config.agent, policy, rng, real_action_dim=action_dim)
+
+
 def create_agent(setup: Setup) -> Agent:
     """The learner at its beginning, made where it will stay: no device ever holds more than its part."""
     config, key = setup.config, jax.random.key(setup.config.seed)
@@ -388,3 +420,41 @@ def _only_asset_id(config: RLTrainConfig, resumed: RunFiles | None) -> str | Non
         names = [] if policy is None else list(open_checkpoint(policy).norm_stats())
         return names[0] if len(names) == 1 else None
     return None
+
+
+def compile_updates(setup: Setup) -> tuple[Any, Any, Any]:
+    """One update; a scan of several; and a validation. Updates take over the learner's memory."""
+
+    def update(agent: Agent, batch: Any, rng: jax.Array) -> tuple[Agent, Metrics]:
+        return agent.update(batch, rng)
+
+    careful = guarded(update, setup.config.health.loss_limit)
+
+    def updates(agent: Agent, batches: Any, rngs: jax.Array) -> tuple[Agent, Metrics]:
+        return jax.lax.scan(lambda agent, each: careful(agent, *each), agent, (batches, rngs))
+
+    def validate(agent: Agent, batch: ChunkBatch, rng: jax.Array) -> Metrics:
+        return agent.validate(batch, rng)
+
+    # The learner stays where it lies: laid out otherwise, the next update would have to be compiled again.
+    # What is measured is everywhere, so that every host sees it.
+    places: dict[str, Any] = {}
+    measured: dict[str, Any] = {}
+    if setup.mesh.size > 1:
+        everywhere = NamedSharding(setup.mesh, PartitionSpec())
+        places, measured = {"out_shardings": (agent_sharding(setup), everywhere)}, {"out_shardings": everywhere}
+    return (
+        jax.jit(careful, donate_argnums=0, **places),
+        jax.jit(updates, donate_argnums=0, **places),
+        jax.jit(validate, **measured),
+    )
+
+
+def update_keys(seed: int, rollbacks: int, step: int, count: int) -> jax.Array:
+    """The randomness of an update follows from the seed and its number; of several, one key each."""
+    key = jax.random.key(seed)
+    if rollbacks:
+        key = jax.random.fold_in(key, rollbacks)
+    if count == 1:
+        return jax.random.fold_in(key, step)
+    return jax.vmap(lambda step: jax.random.fold_in(key, step))(np.arange(step, step + count))

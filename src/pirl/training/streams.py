@@ -21,8 +21,8 @@ from pirl.errors import DataError, EnvError
 from pirl.training.acting import StoppablePlanner, acting_copy, practice_planner
 from pirl.training.distributed import barrier, broadcast, is_main_process, main_process_first
 from pirl.training.logging import RunLog
+from pirl.training.metrics import Number
 from pirl.training.setup import Setup
-from pirl.training.writers import Number
 
 # Rounds in a row that may be lost as a whole.
 _PATIENCE = 3

@@ -11,7 +11,6 @@ from pirl.config import RLTrainConfig, format_config, to_plain
 from pirl.envs.pools import EnvPool, default_size, open_pool
 from pirl.errors import UserError
 from pirl.training.checkpoints import Checkpoints
-from pirl.training.compiling import prepare_jax
 from pirl.training.display import closing_words, open_display
 from pirl.training.distributed import is_main_process, open_shared_run
 from pirl.training.health import Diverged, EarlyStopping, Interrupted, RolloutMonitor, StopSignal, UpdateGuard
@@ -24,15 +23,17 @@ from pirl.training.setup import (
     Setup,
     agent_shapes,
     check_env,
+    compile_updates,
     create_agent,
     data_identity,
     describe_policy,
+    prepare_jax,
     refuse_other_data,
     set_up,
+    update_keys,
 )
 from pirl.training.sharding import own_rows
 from pirl.training.streams import Stream, TrainState, make_chain, open_replay
-from pirl.training.updates import compile_updates, update_keys
 
 
 def train(config: RLTrainConfig, *, exp_name: str, resume: bool = False, overwrite: bool = False) -> int:

@@ -1,4 +1,4 @@
-"""What a saved learner or policy consists of, read from metadata alone: shapes, dtypes, bytes, and where arrays lie."""
+"""Saved states and policies: what they consist of, by metadata alone; how far two are apart; and the learner in one."""
 
 import math
 from collections.abc import Mapping
@@ -8,17 +8,23 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
+import orbax.checkpoint as ocp
 from jax.sharding import PartitionSpec
+from jaxtyping import Shaped
 
+from pirl.agents.common import Agent
 from pirl.config import RLTrainConfig, load_config
+from pirl.data import PolicyIO
 from pirl.errors import CheckpointError, ConfigError, did_you_mean, in_one_line
 from pirl.files import expand_home
 from pirl.interop import open_checkpoint
 from pirl.interop.checkpoint import Checkpoint
-from pirl.interop.orbax import OrbaxArrays, open_arrays
+from pirl.interop.orbax import OrbaxArrays, open_arrays, quiet_orbax
 from pirl.models import abstract_model
 from pirl.run_files import RunFiles, refuse_directory_of_runs, saved_steps
 from pirl.training import sharding
+from pirl.training.checkpoints import read_state
 from pirl.training.learners import create_learner
 from pirl.training.records import (
     ARRAYS,
@@ -28,7 +34,10 @@ from pirl.training.records import (
     named_leaves,
     read_record,
 )
+from pirl.training.setup import agent_shapes, set_up
 
+# Numbers compared together in float64: little beside the array they are from.
+_BLOCK = 1 << 22
 Leaves = Mapping[str, jax.ShapeDtypeStruct]
 
 
@@ -236,3 +245,149 @@ def left_whole(leaves: Leaves, layout: Layout) -> list[str]:
         and bytes_of(leaf) >= sharding.MIN_SHARD_BYTES
         and any(length % count == 0 for length in leaf.shape)
     ]
+
+
+# --- comparing --------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Difference:
+    """A subtree of two states. Sums run over the arrays that each has; differences over those that both have."""
+
+    name: str
+    leaves: int = 0
+    differing: int = 0
+    largest: float = 0.0
+    only_first: int = 0
+    only_second: int = 0
+    squares: list[float] = field(default_factory=lambda: [0.0, 0.0, 0.0])  # of the first, the second, the difference
+    counts: list[int] = field(default_factory=lambda: [0, 0])
+    common_square: float = 0.0  # of the second, where both have the array
+
+    @property
+    def root_mean_squares(self) -> tuple[float, float]:
+        """The typical size of a number, on both sides."""
+        first, second = (
+            math.sqrt(square / count) if count else 0.0
+            for square, count in zip(self.squares[:2], self.counts, strict=True)
+        )
+        return first, second
+
+    @property
+    def relative(self) -> float:
+        """The norm of the difference over that of the second."""
+        if self.squares[2] == 0:
+            return 0.0
+        return math.sqrt(self.squares[2] / self.common_square) if self.common_square else math.inf
+
+    def to_json(self) -> dict[str, Any]:
+        """The same as plain data; what is infinite is null, which JSON has a word for."""
+        first, second = self.root_mean_squares
+        return {
+            "subtree": self.name,
+            "leaves": self.leaves,
+            "differing": self.differing,
+            "max_difference": _finite(self.largest),
+            "relative": _finite(self.relative),
+            "rms_first": first,
+            "rms_second": second,
+            "only_first": self.only_first,
+            "only_second": self.only_second,
+        }
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Subtrees that were compared, and arrays that could not be."""
+
+    parts: list[Difference]
+    only_first: list[str]
+    only_second: list[str]
+    other_shape: list[str]
+
+
+def compare_states(
+    first: SavedState, second: SavedState, *, depth: int, of: str = "", against: str | None = None
+) -> Comparison:
+    """Compare the subtree `of` the first state with the one it is put `against` in the second (the same, if not told)."""
+    ours, theirs = first.select(of), second.select(of if against is None else against)
+    parts: dict[str, Difference] = {}
+    other_shape = []
+    for name in dict.fromkeys([*ours, *theirs]):
+        part = parts.setdefault(group_of(name, depth), Difference(group_of(name, depth)))
+        sides = [
+            _read(state, paths[name]) if name in paths else None for state, paths in ((first, ours), (second, theirs))
+        ]
+        if sides[0] is not None and sides[1] is not None and sides[0].shape != sides[1].shape:
+            other_shape.append(f"{name}: {_shape(sides[0])} and {_shape(sides[1])}")
+        _add(part, *sides)
+    return Comparison(
+        list(parts.values()),
+        [name for name in ours if name not in theirs],
+        [name for name in theirs if name not in ours],
+        other_shape,
+    )
+
+
+def _read(state: SavedState, path: str) -> Shaped[np.ndarray, "..."]:
+    return np.asarray(state.store.read([path])[path])
+
+
+def _add(part: Difference, first: np.ndarray | None, second: np.ndarray | None) -> None:
+    part.only_first += second is None
+    part.only_second += first is None
+    both = first is not None and second is not None and first.shape == second.shape
+    for index, array in enumerate((first, second)):
+        if array is not None:
+            part.counts[index] += array.size
+            if not both:
+                part.squares[index] += sum(float(np.sum(np.square(block))) for block in _blocks(array))
+    if not both or first is None or second is None:
+        return
+    part.leaves += 1
+    largest = 0.0
+    for ours, theirs in zip(_blocks(first), _blocks(second), strict=True):
+        change = np.abs(ours - theirs)
+        # NaN on both sides is no difference; on one side, it is an infinite one.
+        change = np.where(np.isnan(ours) & np.isnan(theirs), 0.0, np.nan_to_num(change, nan=np.inf))
+        largest = max(largest, float(np.max(change, initial=0.0)))
+        square = float(np.sum(np.square(theirs)))
+        part.squares[0] += float(np.sum(np.square(ours)))
+        part.squares[1] += square
+        part.squares[2] += float(np.sum(np.square(change)))
+        part.common_square += square
+    part.differing += largest > 0
+    part.largest = max(part.largest, largest)
+
+
+def _blocks(array: np.ndarray) -> Any:
+    flat = array.reshape(-1)
+    return (flat[start : start + _BLOCK].astype(np.float64) for start in range(0, flat.size, _BLOCK))
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def _shape(array: np.ndarray) -> str:
+    return "×".join(map(str, array.shape)) or "a number"
+
+
+# --- loading ----------------------------------------------------------------------------------------------------------
+
+
+def load_agent(run: Path, step: int | None = None) -> tuple[Agent, PolicyIO]:
+    """The learner as it was saved, at its newest step if not told, and how it sees the robot's data."""
+    files = RunFiles(expand_home(run).resolve())
+    chosen, *_ = choose_steps(files.states, saved_steps(files.states), step)
+    directory = files.states / str(chosen)
+    config = load_config(files.config_file, None)
+    # It may have been made where there are more devices, or others.
+    config = replace(config, fsdp_devices=math.gcd(config.fsdp_devices, jax.device_count()))
+    setup = set_up(config, resumed=files, progress=False)
+    try:
+        with quiet_orbax(), ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
+            agent, _ = read_state(directory, agent_shapes(setup), checkpointer)
+    except DamageError as damage:
+        raise CheckpointError(f"{directory} is damaged: {damage}.") from damage
+    return agent, setup.policy_io
