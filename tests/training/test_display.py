@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from pirl.errors import DataError
-from pirl.training.display import Display, Stopwatch, describe
+from pirl.training.display import Display, describe
+from pirl.training.logging import Stopwatch
 
 
 class Clock:
@@ -141,8 +142,8 @@ import signal
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell in the background would have it ignored
 import logging, sys, time
 from pathlib import Path
-from pirl.training.display import Display
 logging.basicConfig(format="%(levelname)s: %(message)s")
+from pirl.training.display import Display
 with Display(4000, "fold1", log=Path(sys.argv[1])) as display, display.phase("offline"):
     for step in (100, 200):
         display.update(step, {"loss": 0.125, "eval/success": 0.5, "skipped": 2}, {"steps_per_second": 10.0})

@@ -25,7 +25,6 @@ from pirl.models import abstract_model
 from pirl.run_files import RunFiles, refuse_directory_of_runs, saved_steps
 from pirl.training import sharding
 from pirl.training.checkpoints import read_state
-from pirl.training.learners import create_learner
 from pirl.training.records import (
     ARRAYS,
     FILE_NAME,
@@ -34,7 +33,7 @@ from pirl.training.records import (
     named_leaves,
     read_record,
 )
-from pirl.training.setup import agent_shapes, set_up
+from pirl.training.setup import agent_shapes, create_learner, set_up
 
 # Numbers compared together in float64: little beside the array they are from.
 _BLOCK = 1 << 22

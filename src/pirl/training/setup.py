@@ -23,6 +23,7 @@ from pirl.agents.config import ACRLPDConfig, RIPTConfig
 from pirl.agents.ript import RIPTAgent
 from pirl.config import RLTrainConfig, check_data, to_plain
 from pirl.data import (
+    ChunkBatch,
     ChunkIndexSampler,
     ChunkSampler,
     ChunkShape,
