@@ -90,16 +90,6 @@ def test_if_all_fail_the_exit_code_is_1(call, monkeypatch):
     assert "error: the loss is not finite." in err
 
 
-def test_the_commands_of_the_documentation_are_commands():
-    text = (ROOT / "docs/sweep.md").read_text().split("```text\n")[1].split("```")[0]
-    commands = [shlex.split(line) for line in text.splitlines()]
-    assert len(commands) == 4
-    for words in commands:
-        command = _parse(words[1:])
-        assert command.param
-        assert command.resolve().evaluation.every
-
-
 @pytest.mark.slow
 def test_a_sweep_of_real_runs(call, tmp_path):
     table = ("--env", "tabletop", "--env.observation", "state")
