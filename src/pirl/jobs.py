@@ -12,9 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.live import Live
-from rich.table import Table
-from rich.text import Text
+from rich.progress import Progress, TaskID, TextColumn
+from rich.table import Column
 
 from pirl.errors import DataError
 from pirl.files import write_file, writing
@@ -35,7 +34,6 @@ from pirl.report.sections import differing_settings
 
 _DEVICES = "CUDA_VISIBLE_DEVICES"
 _MOST_DIFFERENCES = 10
-_STYLES = {"waiting": "dim", "running": "bold cyan", "done": "green", "failed": "bold red", "stopped": "yellow"}
 
 
 @dataclass(frozen=True)
@@ -106,82 +104,66 @@ def _check_settings(record: Path, settings: Mapping[str, Any], what: str, advice
         )
 
 
-@dataclass
-class _Row:
-    title: str
-    state: str = "waiting"
-    seconds: float | None = None
-    began: float = 0.0
-    log: Path | None = None
-
-
-class Progress:
-    """Jobs on standard error: a table that is redrawn on a terminal, lines elsewhere.
+class JobTable:
+    """Jobs on standard error: a table on a terminal, lines elsewhere.
 
     Jobs that are planned from the beginning stay in the table; others are in it while they run.
     """
 
     def __init__(self, planned: Mapping[str, str] | None = None) -> None:
-        self._rows = {name: _Row(title) for name, title in (planned or {}).items()}
-        self._planned, self._caption = bool(planned), ""
-        self._console = Console(stderr=True, highlight=False, markup=False, emoji=False)
-        self._live: Live | None = None
+        self._is_shown, self._keeps = sys.stderr.isatty() and os.environ.get("TERM") != "dumb", bool(planned)
+        columns = ("{task.fields[state]}", "{task.description}", "{task.fields[time]}", "{task.fields[said]}")
+        self._progress = Progress(
+            *(TextColumn(column, markup=False, table_column=Column(no_wrap=True)) for column in columns),
+            console=Console(stderr=True, highlight=False, markup=False, emoji=False),
+            auto_refresh=False,
+            transient=not self._keeps,
+            disable=not self._is_shown,
+        )
+        self._tasks = {name: self._add(title, "waiting") for name, title in (planned or {}).items()}
+        self._running: dict[str, tuple[Path, float]] = {}
 
-    def __enter__(self) -> "Progress":
-        if sys.stderr.isatty() and not self._console.is_dumb_terminal:
-            draw, console = self._table, self._console
-            self._live = Live(console=console, auto_refresh=False, transient=not self._planned, get_renderable=draw)
-            self._live.start()
+    def __enter__(self) -> "JobTable":
+        self._progress.start()
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._caption = ""
-        if self._live is not None:
-            self._live.stop()
+        self._progress.stop()
 
     def start(self, job: Job) -> None:
-        self._rows[job.name] = _Row(job.title, "running", began=time.monotonic(), log=job.log)
-        self.say(f"{job.name}: {job.title}")
+        self._running[job.name] = (job.log, time.monotonic())
+        if job.name not in self._tasks:
+            self._tasks[job.name] = self._add(job.name, "running")
+        self.say(f"{job.name}: {job.title}", in_table=self._keeps)
 
     def end(self, name: str, state: str, seconds: float) -> None:
         """A job is done, failed or stopped, after so long in all."""
-        if self._planned:
-            row = self._rows[name]
-            row.state, row.seconds = state, seconds
-        else:
-            del self._rows[name]
+        self._running.pop(name, None)
+        self._progress.update(self._tasks[name], state=state, time=_clock(seconds), said="")
+        if not self._keeps:
+            self._progress.remove_task(self._tasks.pop(name))
         self.refresh()
 
-    def say(self, text: str) -> None:
-        """A line: below the table of planned jobs, otherwise above it."""
-        if self._live is None:
+    def say(self, text: str, *, in_table: bool = False) -> None:
+        """A line, also on a terminal unless the table says it."""
+        if not self._is_shown:
             with contextlib.suppress(BrokenPipeError):
                 print(text, file=sys.stderr, flush=True)
-        elif self._planned:
-            self._caption = text
-        else:
-            self._console.print(text)
+        elif not in_table:
+            self._progress.console.print(text)
 
     def refresh(self) -> None:
-        if self._live is not None:
-            self._live.refresh()
+        for name, (log, began) in self._running.items():
+            state, said = "running", "".join(last_lines(log))
+            self._progress.update(self._tasks[name], state=state, time=_clock(time.monotonic() - began), said=said)
+        self._progress.refresh()
 
-    def _table(self) -> Table:
-        table = Table(box=None, pad_edge=False, show_header=False, expand=True, caption=self._caption or None)
-        table.add_column(no_wrap=True)
-        table.add_column(no_wrap=True)
-        table.add_column(no_wrap=True, justify="right")
-        table.add_column(no_wrap=True, overflow="ellipsis", ratio=1, style="dim")
-        for name, row in self._rows.items():
-            seconds = time.monotonic() - row.began if row.state == "running" else row.seconds
-            line = last_lines(row.log) if row.log and row.state in ("running", "failed") else []
-            table.add_row(
-                Text(row.state, _STYLES[row.state]),
-                row.title if self._planned else name,
-                "" if seconds is None else f"{int(seconds) // 60}:{int(seconds) % 60:02d}",
-                Text("".join(line)),
-            )
-        return table
+    def _add(self, title: str, state: str) -> TaskID:
+        return self._progress.add_task(title, state=state, time="", said="")
+
+
+def _clock(seconds: float) -> str:
+    return f"{int(seconds) // 60}:{int(seconds) % 60:02d}"
 
 
 # Called with the exit code of a job and the seconds it took; the code is None if the job was stopped.
@@ -193,7 +175,7 @@ class Runner:
     """Runs jobs as processes that hold `lock` as long as they live."""
 
     lock: int
-    progress: Progress
+    table: JobTable
     interruptions: Interruptions
     grace: float = GRACE
 
@@ -218,10 +200,10 @@ class Runner:
                             keep_open=(self.lock,),
                         )
                         running[lane] = (job, process, time.monotonic())
-                        self.progress.start(job)
+                        self.table.start(job)
                 if not running:
                     return
-                wait_a_moment([process for _, process, _ in running.values()], self.progress.refresh)
+                wait_a_moment([process for _, process, _ in running.values()], self.table.refresh)
                 if self.interruptions.count:
                     raise KeyboardInterrupt
                 for lane, (job, process, began) in list(running.items()):
@@ -231,9 +213,9 @@ class Runner:
                         on_end(job, code, time.monotonic() - began)
         finally:
             if running:
-                self.progress.say("stopping and saving; press Ctrl-C again to end at once")
+                self.table.say("stopping and saving; press Ctrl-C again to end at once")
                 processes = [process for _, process, _ in running.values()]
-                stop_processes(processes, self.interruptions, self.grace, self.progress.refresh)
+                stop_processes(processes, self.interruptions, self.grace, self.table.refresh)
                 for job, _, began in running.values():
                     on_end(job, None, time.monotonic() - began)
 

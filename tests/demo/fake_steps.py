@@ -4,8 +4,7 @@ import json
 import shlex
 import sys
 
-from pirl.demo.plans import Step
-from pirl.demo.run import run_steps
+from pirl.demo.steps import Step, run_steps
 from pirl.processes import alone_in
 
 # Writes when it began and ended, and on which cores; then its result. Ctrl-C leaves a mark, and ends it.

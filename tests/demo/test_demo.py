@@ -12,8 +12,9 @@ import pytest
 from fake_runs import save, write_dataset
 
 from pirl.config import list_configs
-from pirl.demo.plans import ACRLPD, DEMOS, RIPT, all_steps
+from pirl.demo.plans import ACRLPD, DEMOS, RIPT
 from pirl.demo.run import describe_episodes, make_results, next_commands, run_demo, summarize
+from pirl.demo.steps import all_steps
 from pirl.envs.evaluation import EpisodeResult, Evaluation
 from pirl.errors import DataError
 from pirl.processes import alone_in

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 from fake_runs import save
 
-from pirl.demo.plans import ACRLPD_EXPERT, DEMOS, RIPT, RIPT_EXPERT, all_steps
+from pirl.demo.plans import ACRLPD_EXPERT, DEMOS, RIPT, RIPT_EXPERT
 from pirl.demo.run import draw_curves
+from pirl.demo.steps import all_steps
 from pirl.errors import DataError
 from pirl.report.runs import Curve, Run, over_metric
 

@@ -201,7 +201,7 @@ def test_after_kill_9_the_steps_that_were_left_are_waited_for_and_not_begun_besi
         process.kill()
         process.wait(10)
         with start_demo(tmp_path) as again:
-            assert "waiting for the steps that were left at work in" in again.stderr.readline()
+            assert "waiting for the steps" in again.stderr.readline()
             assert all(map(is_alive, children))
             assert sorted(calls(tmp_path / "work")) == ["left", "right"]
             for child in children:

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
-from pirl.cli.console import default, facts, show, table
+from pirl.cli.console import default, facts, show
 from pirl.errors import UserError
 
 
@@ -71,21 +71,23 @@ class Demo:
 
 
 def _table(results: Mapping[str, Any], baseline: str) -> Any:
-    headers = ("policy", "success", "95 % interval", "episodes", "policy updates", "env steps", f"against {baseline}")
-    rows = []
+    from rich.table import Table
+
+    table = Table("policy", box=None, pad_edge=False)
+    for name in ("success", "95 % interval", "episodes", "policy updates", "env steps", f"against {baseline}", "p"):
+        table.add_column(name, justify="right")
+    table.add_column("what it is")
     for result in (result for key, result in results.items() if key != "about"):
         paired = result.get("paired")
-        rows.append(
-            (
-                result["name"],
-                f"{100 * result['success']:.1f} %",
-                f"[{100 * result['low']:.1f}, {100 * result['high']:.1f}]",
-                str(result["episodes"]),
-                f"{result['updates']:,}",
-                f"{result['env_steps']:,}" if result.get("env_steps") else "",
-                f"{100 * paired['difference']:+.1f}" if paired else "",
-                f"{paired['p_value']:.2g}" if paired else "",
-                result["description"],
-            )
+        table.add_row(
+            result["name"],
+            f"{100 * result['success']:.1f} %",
+            f"[{100 * result['low']:.1f}, {100 * result['high']:.1f}]",
+            str(result["episodes"]),
+            f"{result['updates']:,}",
+            f"{result['env_steps']:,}" if result.get("env_steps") else "",
+            f"{100 * paired['difference']:+.1f}" if paired else "",
+            f"{paired['p_value']:.2g}" if paired else "",
+            result["description"],
         )
-    return table((*headers, "p", "what it is"), rows, left=1)
+    return table

@@ -2,7 +2,7 @@
 
 import json
 import shlex
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -10,6 +10,7 @@ from typing import Any
 
 from pirl.agents.config import ACRLPDConfig, BCConfig, OptimizerConfig, RIPTConfig
 from pirl.config import RLTrainConfig, debug_config, get_config, to_plain
+from pirl.demo.steps import Stages, Step
 from pirl.envs.collecting import LOG_FILE
 from pirl.envs.experts import ExpertConfig
 from pirl.report.runs import count_env_steps, read_log
@@ -23,31 +24,6 @@ CLONE_UPDATES = 6_000  # of the clone of the successes, where RL starts: until i
 RIPT_EXPERT = ExpertConfig(aim_bias=0.025, noise=0.2, delay=5, give_up=0.1, flawed=0.7)
 # RIPT has nothing to learn from a policy that never succeeds: in the quick demo this takes longest.
 QUICK_START = {"steps": 400, "batch_size": 32, "checkpoints.every": 400, "logging.every": 50}
-
-
-@dataclass(frozen=True)
-class Step:
-    """A `pirl` command, whose result is whole or not; `late` are arguments that only the steps before it tell."""
-
-    name: str
-    title: str
-    text: str
-    is_whole: Callable[[], bool]
-    begun: Path | None = None
-    """Where this exists, the command is continued with --resume."""
-    late: Callable[[], str] = str
-
-    @property
-    def command(self) -> tuple[str, ...]:
-        return tuple(shlex.split(f"{self.text} {self.late()}"))
-
-
-# The steps of a lane follow each other, the lanes of a stage run side by side, the stages follow each other.
-Stages = Sequence[Sequence[Sequence[Step]]]
-
-
-def all_steps(stages: Stages) -> Iterator[Step]:
-    return (step for lanes in stages for lane in lanes for step in lane)
 
 
 @dataclass(frozen=True)

@@ -1,25 +1,25 @@
-"""Runs a demo: its steps as processes, each resumable by itself, then the results and the page."""
+"""Runs a demo: its steps, then the results and the page."""
 
 import json
 import platform
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Mapping
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from pirl.agents.config import ACRLPDConfig
-from pirl.config import RLTrainConfig, load_config, to_plain
-from pirl.demo.plans import DENOISING_STEPS, Demo, Policy, Stages, Step, all_steps
+from pirl.config import load_config, to_plain
+from pirl.demo.plans import DENOISING_STEPS, Demo, Policy
+from pirl.demo.steps import STEPS_FILE, all_steps, run_steps
 from pirl.envs.base import Start
 from pirl.envs.collecting import LOG_FILE
 from pirl.envs.evaluation import Evaluation, compare, versions
 from pirl.envs.playing import play
-from pirl.errors import DataError, TrainingError
+from pirl.errors import DataError
 from pirl.files import write_file
-from pirl.jobs import Job, Progress, Runner, open_directory
-from pirl.processes import GRACE, Interruptions, format_exit, last_lines, pirl_command
+from pirl.jobs import open_directory
 from pirl.report.plots import PANELS, ROLLOUTS, code_block, figure, image_strip
 from pirl.report.replay import (
     ATTEMPTS,
@@ -43,9 +43,8 @@ from pirl.report.sections import (
 )
 from pirl.run_files import RunFiles, saved_steps
 
-SETTINGS_FILE, STEPS_FILE, RESULTS_FILE, PAGE_FILE = "demo.json", "steps.json", "results.json", "report.html"
+SETTINGS_FILE, RESULTS_FILE, PAGE_FILE = "demo.json", "results.json", "report.html"
 _ADVICE = "choose another directory (--out)."
-_SHOWN_LINES = 12
 
 
 def run_demo(demo: Demo, *, overwrite: bool = False) -> dict[str, Any]:
@@ -60,81 +59,6 @@ def run_demo(demo: Demo, *, overwrite: bool = False) -> dict[str, Any]:
         results = make_results(demo, seconds)
         write_file(demo.out / RESULTS_FILE, json.dumps(results, indent=2) + "\n")
         return results
-
-
-def run_steps(
-    stages: Stages, out: Path, lock: int, *, program: Sequence[str] | None = None, grace: float = GRACE
-) -> dict[str, float]:
-    """Run the steps that are not done yet, with their logs in `out`/logs; gives the time of each, in all attempts.
-
-    A step that fails ends the others, which save what they have, and is a `TrainingError`.
-    """
-    program = pirl_command() if program is None else program
-    planned = {step.name: step.title for step in all_steps(stages)}
-    with Progress(planned) as progress, Interruptions() as interruptions:
-        steps = _Steps(out, progress, tuple(program))
-        for lanes in stages:
-            Runner(lock, progress, interruptions, grace).run([steps.jobs(lane) for lane in lanes], steps.on_end)
-    return {step.name: steps.record(step).seconds for step in all_steps(stages)}
-
-
-@dataclass(frozen=True)
-class _Record:
-    """The time of a step in all attempts, and whether it came to its end."""
-
-    command: list[str]
-    seconds: float = 0.0
-    is_done: bool = False
-
-
-class _Steps:
-    """The steps of a demo in progress, with their records in a file."""
-
-    def __init__(self, out: Path, progress: Progress, program: tuple[str, ...]) -> None:
-        self._out, self._progress, self._program = out, progress, program
-        self._started: dict[str, Step] = {}
-        self._file = out / STEPS_FILE
-        try:
-            known = json.loads(self._file.read_text(encoding="utf-8")) if self._file.exists() else {}
-            self._records = {name: _Record(**about) for name, about in known.items()}
-        except (ValueError, TypeError, AttributeError) as error:
-            raise DataError(
-                f"{self._file} is damaged ({error}): delete it; results that are whole are kept."
-            ) from error
-
-    def record(self, step: Step) -> _Record:
-        """What is known of a step; of another command under its name, nothing."""
-        known, command = self._records.get(step.name), list(step.command)
-        return known if known and known.command == command else _Record(command)
-
-    def jobs(self, lane: Sequence[Step]) -> Iterator[Job]:
-        for step in lane:
-            record = self.record(step)
-            if record.is_done and step.is_whole():
-                self._progress.end(step.name, "done", record.seconds)
-                self._progress.say(f"{step.name}: there already")
-                continue
-            self._started[step.name] = step
-            resume = ("--resume",) if step.begun is not None and step.begun.exists() else ()
-            log = self._out / "logs" / f"{step.name}.log"
-            yield Job(step.name, step.title, (*self._program, *step.command, *resume), log)
-
-    def on_end(self, job: Job, code: int | None, seconds: float) -> None:
-        step = self._started[job.name]
-        record, is_done = self.record(step), code == 0 and step.is_whole()
-        record = replace(record, seconds=round(record.seconds + seconds, 1), is_done=is_done)
-        self._records[job.name] = record
-        write_file(self._file, json.dumps({name: asdict(one) for name, one in self._records.items()}, indent=2) + "\n")
-        state = "done" if is_done else "stopped" if code is None else "failed"
-        self._progress.end(job.name, state, record.seconds)
-        self._progress.say(f"{job.name}: {state} in {record.seconds:.0f} s")
-        if state == "failed":
-            how = "ended before its result was whole" if code == 0 else f"failed ({format_exit(code or 0)})"
-            raise TrainingError(
-                f"{job.title}: this {how}. The end of {job.log}:\n"
-                + "".join(f"  {line}\n" for line in last_lines(job.log, _SHOWN_LINES))
-                + "Fix the cause and run the same command again: it continues with this step."
-            )
 
 
 # Results
@@ -328,36 +252,21 @@ def _provenance(demo: Demo, about: Mapping[str, Any]) -> Section:
         **describe_machine(),
         "Versions": ", ".join(f"{name} {version}" for name, version in about["versions"].items()),
     }
-    configs = {run: load_config(RunFiles(demo.out / run).config_file, None) for run in demo.runs}
+    configs = {run: to_plain(load_config(RunFiles(demo.out / run).config_file, None)) for run in demo.runs}
+    # Of learners that differ, only the fields that they share have counterparts.
+    shared = set.intersection(*(set(config["agent"]) for config in configs.values()))
+    for config in configs.values():
+        config["agent"] = {name: value for name, value in config["agent"].items() if name in shared}
     introduction = (
         f"Every number and image on this page comes from these commands, which {demo.command} runs, some of them two at "
-        "a time. In the table of settings, a dash means the default, or that the learner has no such setting; the "
-        "config.yaml of each run has all settings."
+        "a time. The config.yaml of each run has all settings."
     )
     return provenance_section(
         commands=[shlex.join(("pirl", *step.command)) for step in steps],
-        configs={demo.names[run]: _settings(config) for run, config in configs.items()},
+        configs={demo.names[run]: config for run, config in configs.items()},
         facts=facts,
         introduction=introduction,
     )
-
-
-def _settings(config: RLTrainConfig) -> dict[str, Any]:
-    """A configuration without what its learner has by default: learners share few fields."""
-    plain = to_plain(config)
-    default = to_plain(replace(config, agent=type(config.agent)()))["agent"]
-    return plain | {"agent": {"learner": plain["agent"]["learner"], **_changed(plain["agent"], default)}}
-
-
-def _changed(values: Mapping[str, Any], default: Mapping[str, Any]) -> dict[str, Any]:
-    changed = {}
-    for name, value in values.items():
-        if isinstance(value, Mapping) and isinstance(default.get(name), Mapping):
-            if inner := _changed(value, default[name]):
-                changed[name] = inner
-        elif value != default.get(name):
-            changed[name] = value
-    return changed
 
 
 def _minutes(seconds: float) -> str:

@@ -17,7 +17,7 @@ from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from pirl.errors import DataError, TrainingError
 from pirl.files import write_file
-from pirl.jobs import Job, Progress, Runner, open_directory
+from pirl.jobs import Job, JobTable, Runner, open_directory
 from pirl.processes import GRACE, Interruptions, format_exit, last_lines
 from pirl.report.plots import Axis, Categories, Series, code_block, figure, legend, line_chart, plot
 from pirl.report.runs import by_step, read_run, read_runs
@@ -52,8 +52,8 @@ def run_sweep(
     opened = open_directory(
         record, plan.settings(), program="pirl sweep", jobs="trials", own=_OWN, overwrite=overwrite, advice=_ADVICE
     )
-    with opened as lock, Progress() as progress, Interruptions() as interruptions:
-        sweep = _Sweep(plan, open_study(plan), Runner(lock, progress, interruptions, grace))
+    with opened as lock, JobTable() as shown, Interruptions() as interruptions:
+        sweep = _Sweep(plan, open_study(plan), Runner(lock, shown, interruptions, grace))
         sweep.run()
         return ranked(plan, sweep.trials())
 
@@ -118,7 +118,7 @@ def measure(directory: Path, metric: str) -> tuple[float, list[float]]:
 
 
 class _Sweep:
-    """A sweep in progress. What is promoted follows from the values on a rung alone, so a resumed sweep agrees."""
+    """A sweep in shown. What is promoted follows from the values on a rung alone, so a resumed sweep agrees."""
 
     def __init__(self, plan: SweepPlan, study: optuna.Study, runner: Runner) -> None:
         self._plan, self._study, self._runner = plan, study, runner
@@ -155,8 +155,8 @@ class _Sweep:
                 yield Job(name_of(trial), title, plan.trial_command(trial, rung), plan.log_of(trial))
 
     def _on_end(self, rung: int, job: Job, code: int | None, seconds: float) -> None:
-        plan, progress = self._plan, self._runner.progress
-        progress.end(job.name, "done", seconds)
+        plan, shown = self._plan, self._runner.table
+        shown.end(job.name, "done", seconds)
         if code is None:
             return
         trial = next(trial for trial in self.trials() if name_of(trial) == job.name)
@@ -168,16 +168,16 @@ class _Sweep:
         except (TrainingError, DataError) as error:
             told.set_user_attr("reason", str(error))
             self._study.tell(trial.number, state=TrialState.FAIL)
-            progress.say(f"{job.name}: failed ({error}). Its log is {job.log}")
+            shown.say(f"{job.name}: failed ({error}). Its log is {job.log}")
             return
         told.set_user_attr(f"interval {rung}", interval)
         told.report(value, rung)  # last: this says that the trial was there
         words = measured(plan, self.trials()[trial.number])
-        progress.say(f"{job.name}: {plan.metric} {words} after {rung:,} {plan.unit}, in {seconds:.0f} s")
+        shown.say(f"{job.name}: {plan.metric} {words} after {rung:,} {plan.unit}, in {seconds:.0f} s")
 
     def _promote(self, rung: int, on_rung: Sequence[int]) -> list[int]:
         """Which trials go on; the others end here."""
-        plan, trials, say = self._plan, self.trials(), self._runner.progress.say
+        plan, trials, say = self._plan, self.trials(), self._runner.table.say
         is_last = rung == plan.rungs[-1]
         values = {number: trials[number].intermediate_values.get(rung) for number in on_rung}
         promoted = [] if is_last else plan.promote(values)
