@@ -49,16 +49,14 @@ NOTES = (
 )  # fmt: skip
 # Links that are followed: nothing is reported.
 FOLLOWED = ("linked_parquet", "linked_video", "linked_chunk")
-INFO = ("info_", "data_path", "video_path", "fps_", "feature", "dtype_", "shape_", "camera_shape", "total_", "version_")
 
 
 @pytest.mark.parametrize("version", ["v2.1", "v3.0"])
-@pytest.mark.parametrize("of_info", [True, False])
-def test_damage_is_named(of_info, version, tmp_path):
+def test_damage_is_named(version, tmp_path):
     """Every damage of the catalogue, by the file, episode, column or value that it is expected to be reported with."""
     missing = {}
     for name, (builder, expected) in BROKEN.items():
-        if name.startswith(INFO) != of_info or name.endswith("_v30") != (version == "v3.0"):
+        if name.endswith("_v30") != (version == "v3.0"):
             continue
         place = tmp_path / name
         built = builder(place / "data")
@@ -73,19 +71,6 @@ def test_damage_is_named(of_info, version, tmp_path):
         assert snapshot(place) == before
     assert {name: texts for name, texts in missing.items() if texts} == {}
     assert len(missing) > 30
-
-
-@pytest.mark.parametrize("version", ["v2.1", "v3.0"])
-def test_every_dialect_passes(version, tmp_path):
-    problems = {}
-    for name, build_dialect in VALID.items():
-        if ("v3" in name) != (version == "v3.0"):
-            continue
-        built = build_dialect(tmp_path / name)
-        _, found = check_dataset(built.root, OutcomeConfig(unlabelled="success"), decode=True)
-        problems[name] = [str(entry) for entry in found if entry.severity == "problem"]
-    assert {name: texts for name, texts in problems.items() if texts} == {}
-    assert len(problems) > 10
 
 
 @settings(deadline=None, max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])

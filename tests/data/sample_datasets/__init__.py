@@ -1,7 +1,6 @@
 """Small LeRobot datasets for tests, written without pirl: sound ones, odd ones, and every kind of damage."""
 
-from sample_datasets.broken_info import fuzz_info
-from sample_datasets.broken_rows import BROKEN
+from sample_datasets.broken import BROKEN, fuzz_info
 from sample_datasets.build import (
     build,
     edit_column,

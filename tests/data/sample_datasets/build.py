@@ -200,7 +200,6 @@ def build(
         {"episode_index": index, "tasks": list(dict.fromkeys(episode.tasks)), "length": len(episode)}
         for index, episode in enumerate(episodes)
     ]
-    statistics = [_statistics(values, episode.frames) for values, episode in zip(columns, episodes, strict=True)]
     if v3:
         for index, row in enumerate(rows):
             row |= _place("data", _file_of(index, data_files), chunks_size)
@@ -211,20 +210,13 @@ def build(
                 row |= _place(prefix, number, chunks_size)
                 row |= {f"{prefix}/from_timestamp": start, f"{prefix}/to_timestamp": start + lengths[index] / fps}
             row |= _place("meta/episodes", 0, chunks_size)
-            for key, kinds in statistics[index].items():
-                row |= {f"stats/{key}/{kind}": value for kind, value in kinds.items()}
+            row["stats/index/min"] = [0]  # statistics are left out but for what shows that nobody reads them
         write_table(root / "meta/episodes/chunk-000/file-000.parquet", table_of(rows))
         write_tasks(root, tasks)
     else:
         write_jsonl(root / "meta/episodes.jsonl", rows)
         write_jsonl(root / "meta/tasks.jsonl", [{"task_index": i, "task": task} for i, task in enumerate(tasks)])
-    if version == "v2.1":
-        lines = [{"episode_index": index, "stats": features} for index, features in enumerate(statistics)]
-        write_jsonl(root / "meta/episodes_stats.jsonl", lines)
-    else:
-        vectors = {name: np.concatenate([c[name] for c in columns]) for name in columns[0] if name not in keys}
-        pictures = {key: np.concatenate([episode.frames[key] for episode in episodes]) for key in keys}
-        write_json(root / "meta/stats.json", _statistics(vectors, pictures))
+    write_json(root / ("meta/episodes_stats.jsonl" if version == "v2.1" else "meta/stats.json"), {})
     return Built(root, version, fps, codec, keys, state_key, action_key, tuple(episodes))
 
 
@@ -287,20 +279,6 @@ def _camera_feature(kind: str, size: tuple[int, int], fps: int, codec: str, vers
         described |= {"video.pix_fmt": "yuv420p", "video.is_depth_map": False, "video.fps": fps, "has_audio": False}
         feature["video_info" if version == "v2.0" else "info"] = described
     return feature
-
-
-def _statistics(columns: Mapping[str, Any], frames: Mapping[str, np.ndarray]) -> dict[str, dict[str, Any]]:
-    """The statistics LeRobot keeps: lists of whatever type the column has, (3, 1, 1) of [0, 1] for pictures."""
-    result = {}
-    for key, values in {**columns, **frames}.items():
-        if key in frames:
-            kinds = {kind: getattr(values / 255, kind)((0, 1, 2)) for kind in ("min", "max", "mean", "std")}
-            lists = {kind: value.reshape(3, 1, 1).tolist() for kind, value in kinds.items()}
-        else:
-            kinds = {kind: getattr(values, kind)(0) for kind in ("min", "max", "mean", "std")}
-            lists = {kind: np.atleast_1d(value).tolist() for kind, value in kinds.items()}
-        result[key] = lists | {"count": [len(values)]}
-    return result
 
 
 def _encoded(image: UInt8[np.ndarray, "h w 3"], file_format: str = "PNG", mode: str = "RGB") -> dict[str, Any]:

@@ -12,7 +12,6 @@ import pyarrow.parquet as pq
 from PIL import Image
 
 from sample_datasets.build import (
-    CONVENTIONS,
     DEFAULT_FEATURES,
     V2_PATHS,
     Builder,
@@ -316,7 +315,6 @@ CLOTH = (
     no_statistics,
     no_index_columns,
 )
-OPEN_50 = {"camera_keys": ("image", "wrist_image"), "state_key": "state", "action_key": "actions", "data_split": (1, 1)}
 # Some of these characters end a line for str.splitlines, but not in JSON lines.
 UNICODE = ("把红色方块放进碗里 🥣", 'say "öffne"\u2028the\x85 drawer\\n \u202eright to left\u202c')
 
@@ -326,28 +324,19 @@ VALID: dict[str, Builder] = {
         for version in ("v2.0", "v2.1", "v3.0")
         for cameras in ("video", "image", "none")
     },
-    **{f"rewards_{name}": made(rewards=name, cameras="none") for name in CONVENTIONS},
-    "v2.1_av1": made(codec="libsvtav1", size=(64, 64)),
-    "v2.1_h264": made(codec="h264"),
-    "v2.1_h264_b_frames": made(codec="h264", gop=12),
-    "v2.1_mpeg4_large_gop": made(gop=12),
-    "v3.0_av1": made(version="v3.0", codec="libsvtav1", size=(64, 64)),
-    "v3.0_h264_b_frames": made(version="v3.0", codec="h264", gop=12),
-    "v3.0_mpeg4_large_gop": made(version="v3.0", gop=50),
-    "square_size": made(size=(64, 64)),
+    "av1": made(codec="libsvtav1", size=(64, 64)),
+    "h264_b_frames": made(codec="h264", gop=12),
+    "h264_b_frames_v30": made(version="v3.0", codec="h264", gop=12),
+    "mpeg4_large_gop_v30": made(version="v3.0", gop=50),
     "thirty_frames_per_second": made(version="v3.0", fps=30, lengths=(11, 7, 13)),
-    "fps_as_float": made(lambda built: edit_info(built, ["fps"], 10.0)),
-    "one_episode": made(lengths=(4,)),
+    "fps_as_float": made(lambda built: edit_info(built, ["fps"], 10.0), cameras="none"),
     "one_frame_episodes": made(version="v3.0", lengths=(1, 3, 1)),
     "unicode_tasks": made(tasks=UNICODE, cameras="none"),
-    "unicode_tasks_v30": made(version="v3.0", tasks=UNICODE, cameras="none"),
     "tasks_out_of_order": made(tasks_out_of_order, cameras="none"),
-    "tasks_out_of_order_v30": made(tasks_out_of_order, version="v3.0", cameras="none"),
+    "tasks_out_of_order_v30": made(tasks_out_of_order, version="v3.0", tasks=UNICODE, cameras="none"),
     "task_switches": made(switch_task=True, cameras="none"),
-    "task_switches_v30": made(version="v3.0", switch_task=True, cameras="none"),
     "small_chunks": made(chunks_size=2),
     "small_chunks_v30": made(version="v3.0", chunks_size=1),
-    "file_per_episode": made(version="v3.0", data_split=(1, 1), video_splits=((1, 1), (1, 1))),
     "single_files": made(version="v3.0", data_split=(), video_splits=((), ())),
     "independent_files": made(
         version="v3.0", lengths=(7, 5, 9, 4, 6), data_split=(3, 1), video_splits=((1, 3), (2, 1)), chunks_size=2
@@ -355,37 +344,23 @@ VALID: dict[str, Builder] = {
     "resumed": made(resumed, version="v3.0"),
     "converted": made(converted, version="v3.0"),
     "drifting_from_timestamp": made(drifting_from_timestamp, version="v3.0", lengths=(7, 5, 9, 4, 6)),
-    "tasks_column_task": made(tasks_in("task", pa.string()), version="v3.0", cameras="none"),
-    "tasks_column_large_task": made(tasks_in("task", pa.large_string()), version="v3.0", cameras="none"),
-    "tasks_column_index_string": made(tasks_in("__index_level_0__", pa.string()), version="v3.0", cameras="none"),
+    "tasks_column_task": made(tasks_in("task", pa.large_string()), version="v3.0", cameras="none"),
     "tasks_with_more_columns": made(tasks_with_more_columns, version="v3.0", cameras="none"),
     "later_keys": made(later_keys, version="v3.0"),
     "extra_columns": made(extra_columns, cameras="none"),
     "rows_out_of_order": made(rows_out_of_order),
-    "rows_out_of_order_v30": made(rows_out_of_order, version="v3.0"),
     "blank_lines": made(blank_lines, cameras="none"),
     "image_jpeg": made(images_as("JPEG", "RGB"), cameras="image"),
     "image_grey": made(images_as("PNG", "L"), cameras="image"),
     "image_rgba": made(images_as("PNG", "RGBA"), cameras="image"),
-    "copied_by_a_mac": made(copied_by_a_mac, cameras="none"),
-    "copied_by_a_mac_v30": made(copied_by_a_mac, version="v3.0"),
+    "copied_by_a_mac": made(copied_by_a_mac, version="v3.0"),
     "hub_snapshot": made(hub_snapshot, version="v3.0"),
     "cloth": made(*CLOTH, gop=12, chunks_size=2, rewards="none"),
-    **{variant.__name__: made(variant, chunks_size=2) for variant in CLOTH},
     "channel_first_unnamed": made(channel_first_unnamed),
     "open_50": made(
-        video_directory,
-        wrong_codec_named,
-        plain_lists,
-        version="v3.0",
-        rewards="none",
-        video_splits=((1, 1),) * 2,
-        **OPEN_50,
+        *(video_directory, wrong_codec_named, plain_lists),
+        **{"version": "v3.0", "rewards": "none", "data_split": (1, 1), "video_splits": ((1, 1),) * 2},
+        **{"camera_keys": ("image", "wrist_image"), "state_key": "state", "action_key": "actions"},
     ),
-    "own_keys": made(version="v3.0", **OPEN_50),
-    **{
-        f"{variant.__name__}{suffix}": made(variant, version=version)
-        for variant in (video_directory, wrong_codec_named, plain_lists)
-        for suffix, version in (("", "v2.1"), ("_v30", "v3.0"))
-    },
+    "video_directory": made(video_directory),
 }
