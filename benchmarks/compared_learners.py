@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pirl.envs.intervals import wilson
+from pirl.envs.evaluation import wilson
 
 Arguments = tuple[object, ...]
 Method = Callable[[], tuple[int, int]]

@@ -17,8 +17,9 @@ import gymnasium
 import numpy as np
 
 from pirl.envs.aloha.env import AlohaEnv
-from pirl.envs.mujoco_rendering import import_simulator
-from pirl.envs.tabletop.env import TabletopVectorEnv
+from pirl.envs.mujoco import import_simulator
+from pirl.envs.tabletop.env import Scene
+from pirl.envs.tabletop.world import TableConfig
 from pirl.errors import ConfigError
 
 TASK = "transfer_cube"
@@ -49,18 +50,21 @@ def main() -> None:
 
 
 def tabletop_steps(tables: int, rounds: int) -> float:
-    """Rendered steps of Tabletop (both cameras) per CPU second, as the native vector environment."""
-    env = TabletopVectorEnv(tables)
-    env.reset(seed=0)
-    env.action_space.seed(0)
-    actions = [env.action_space.sample() for _ in range(20)]
+    """Rendered steps of Tabletop (both cameras) per CPU second, many tables at once."""
+    scene, rows, rng = Scene(tables, TableConfig(), 56, "pixels"), np.arange(tables), np.random.default_rng(0)
+    for row in rows:
+        scene.reset(int(row), rng, None)
+    actions = rng.uniform(-1, 1, (20, tables, 3)).astype(np.float32)
 
     def run() -> None:
         for action in actions:
-            env.step(action)
+            outcome = scene.step(rows, action)
+            for row in np.flatnonzero(outcome.success | outcome.failed | outcome.truncated):
+                scene.reset(int(row), rng, None)
+            scene.images(rows)
+            scene.state(rows)
 
     seconds = [cpu_seconds(run) for _ in range(rounds)]
-    env.close()
     return tables * len(actions) / statistics.median(seconds)
 
 

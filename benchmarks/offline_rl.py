@@ -26,8 +26,8 @@ import numpy as np
 from pirl.agents.config import ACRLPDConfig
 from pirl.config import get_config
 from pirl.demo.plans import ACRLPD_EXPERT, CLONE_UPDATES
+from pirl.envs.evaluation import wilson
 from pirl.envs.experts import ExpertConfig
-from pirl.envs.intervals import wilson
 from pirl.report.replay import newest_evaluation, read_evaluation
 
 DATASETS = {
@@ -413,12 +413,11 @@ def choose_perfectly(cell: Cell) -> tuple[list[int], int]:
     would need the fewest steps. Steps of the episodes that succeed, and the number of episodes."""
     import jax
 
-    from pirl.envs.planner import load_planner
-    from pirl.envs.pools import open_pool
+    from pirl.envs.policy import load_trained_policy
+    from pirl.envs.pool import open_pool
     from pirl.envs.registry import EnvConfig
-    from pirl.envs.rollouts import make_starts
-    from pirl.envs.tabletop.expert import _best_actions
-    from pirl.envs.tabletop.world import Tables, step
+    from pirl.envs.rollout import make_starts
+    from pirl.envs.tabletop.world import Tables, _best_actions, step
 
     def repeat(tables: Tables, times: int) -> Tables:
         return Tables(**{name: np.repeat(value, times, axis=0) for name, value in tables.arrays().items()})
@@ -437,7 +436,7 @@ def choose_perfectly(cell: Cell) -> tuple[list[int], int]:
 
     episodes, executed = (8 if cell.quick else 200), 5
     with open_pool(EnvConfig("tabletop", options={"observation": cell.observation}), episodes) as pool:
-        planner = load_planner(cell.run("acrlpd"), pool.description, batch_size=episodes, num_steps=10)
+        planner = load_trained_policy(cell.run("acrlpd"), pool.description, batch_size=episodes, num_steps=10)
         for slot, start in enumerate(make_starts(pool.description, episodes, HELD_OUT)):
             pool.start(slot, start)
         begun = pool.wait(range(episodes))
@@ -450,7 +449,7 @@ def choose_perfectly(cell: Cell) -> tuple[list[int], int]:
             texts = [prompts[slot] for slot in going]
             samples = np.stack(
                 [
-                    planner.plan(observations, texts, [1_000 * number + slot for slot in going], [taken] * len(going))
+                    planner.infer(observations, texts, [1_000 * number + slot for slot in going], [taken] * len(going))
                     for number in range(SAMPLES)
                 ],
                 axis=1,
@@ -459,7 +458,7 @@ def choose_perfectly(cell: Cell) -> tuple[list[int], int]:
             costs = cost(tables, scene.config, samples.reshape(-1, *samples.shape[2:]))
             best = costs.reshape(len(going), SAMPLES).argmin(axis=1)
             for row, slot in enumerate(going):
-                pool.execute(slot, samples[row, best[row]], pictures="last")
+                pool.execute(slot, samples[row, best[row]], images="last")
             segments, still = pool.wait(going), []
             for slot in going:
                 segment: Any = segments[slot]

@@ -25,15 +25,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pirl.envs import EnvConfig, EnvPool, make_env, open_pool
-from pirl.envs.tabletop.env import TabletopVectorEnv
-from pirl.envs.workers import ProcessPool
+from pirl.envs import EnvConfig, make_env
+from pirl.envs.pool import EnvPool, ProcessPool, open_pool
+from pirl.envs.tabletop.env import Scene
+from pirl.envs.tabletop.world import TableConfig
 
 if TYPE_CHECKING:
-    from pirl.envs import Planner
+    from pirl.envs.policy import Policy
 
 ENV = EnvConfig("tabletop")
-# How far the tiny policy plans.
+# The horizon of the tiny policy.
 CHUNK = 10
 TICKS = os.sysconf("SC_CLK_TCK")
 # A side does so many steps, or a few more, and says how many it did.
@@ -53,7 +54,7 @@ def main() -> None:
         policy = tiny_policy(pool)
         processes = compare(engine(pool, policy, CHUNK, options), bare.step, options)
         replanned = compare(engine(pool, policy, CHUNK // 2, options), bare.step, options)
-        without_policy = compare(engine(pool, RandomPlanner(), CHUNK, options), bare.step, options)
+        without_policy = compare(engine(pool, RandomPolicy(), CHUNK, options), bare.step, options)
     with open_pool(ENV, options.tables) as pool:
         own_pool = compare(engine(pool, tiny_policy(pool), CHUNK, options), bare_tables(options.tables), options)
     print(
@@ -108,36 +109,36 @@ def cpu_seconds() -> float:
     return time.process_time() + sum(ticks) / TICKS
 
 
-def tiny_policy(pool: EnvPool) -> "Planner":
+def tiny_policy(pool: EnvPool) -> "Policy":
     """The tiny π₀ with fresh parameters: how it acts does not matter to its cost."""
     # Not at the top: every environment's process imports this file too, and none of them needs a policy.
     import jax
 
     from pirl.data import PolicyIO
-    from pirl.envs import PolicyPlanner
+    from pirl.envs.policy import Pi0Policy
     from pirl.models import Tokenizer, create_model, get_model_config
 
     config = get_model_config("tiny")
     policy_io = PolicyIO(pool.description.robot, config, None, Tokenizer.for_model(config))
     policy = create_model(config, jax.random.key(0))
-    return PolicyPlanner(policy, policy_io, batch_size=-(-pool.size // pool.groups))
+    return Pi0Policy(policy, policy_io, batch_size=-(-pool.size // pool.groups))
 
 
-class RandomPlanner:
-    """Plans nothing: random actions, cut from a list."""
+class RandomPolicy:
+    """Random actions, cut from a list."""
 
     horizon = CHUNK
 
     def __init__(self) -> None:
         self._actions = random_actions(1000)
 
-    def plan(self, observations: object, prompts: object, seeds: Sequence[int], steps: Sequence[int]) -> np.ndarray:
+    def infer(self, observations: object, prompts: object, seeds: Sequence[int], steps: Sequence[int]) -> np.ndarray:
         """Chunks that differ between environments and from step to step."""
         first = (np.array(seeds) + np.array(steps)) % (len(self._actions) - self.horizon)
         return self._actions[first[:, None] + np.arange(self.horizon)]
 
 
-def engine(pool: EnvPool, planner: "Planner", execute_steps: int, options: argparse.Namespace) -> Side:
+def engine(pool: EnvPool, policy: "Policy", execute_steps: int, options: argparse.Namespace) -> Side:
     """The engine as training runs it, so many steps of each chunk."""
     from pirl.envs.groups import Context, roll_out_groups
 
@@ -148,7 +149,7 @@ def engine(pool: EnvPool, planner: "Planner", execute_steps: int, options: argpa
         budget = -(-steps // (options.attempts * pool.description.max_steps))
         result = roll_out_groups(
             pool,
-            planner,
+            policy,
             contexts,
             attempts=options.attempts,
             groups=budget,
@@ -202,15 +203,20 @@ def step_alone(connection: Connection, number: int) -> None:
 
 
 def bare_tables(count: int) -> Side:
-    """Tables in step with random actions, as the native vector environment."""
-    env = TabletopVectorEnv(count)
-    env.reset(seed=0)
+    """Tables in step with random actions, without episodes around them."""
+    scene, rows, rng = Scene(count, TableConfig(), 56, "pixels"), np.arange(count), np.random.default_rng(0)
+    for row in rows:
+        scene.reset(int(row), rng, None)
     actions = random_actions(1000)
 
     def run(steps: int) -> int:
         turns = -(-steps // count)
         for turn in range(turns):
-            env.step(actions[(np.arange(count) + turn) % len(actions)])
+            outcome = scene.step(rows, actions[(rows + turn) % len(actions)])
+            for row in np.flatnonzero(outcome.success | outcome.failed | outcome.truncated):
+                scene.reset(int(row), rng, None)
+            scene.images(rows)
+            scene.state(rows)
         return turns * count
 
     return run

@@ -30,8 +30,12 @@ from pirl.data import (
     load_trajectories,
     open_dataset,
 )
-from pirl.envs import EnvConfig, EnvPool, ExpertConfig, PolicyPlanner, collect, evaluate, make_starts, open_pool
-from pirl.envs.collecting import DatasetFormat
+from pirl.envs import EnvConfig, ExpertConfig
+from pirl.envs.collect import DatasetFormat, collect_dataset
+from pirl.envs.evaluation import evaluate
+from pirl.envs.policy import Pi0Policy
+from pirl.envs.pool import EnvPool, open_pool
+from pirl.envs.rollout import make_starts
 from pirl.models import Pi0, Tokenizer, create_model, get_model_config
 
 SEEDS_OF_DATA, SEEDS_OF_EVALUATION = 1, 0
@@ -71,7 +75,7 @@ def run(variant: str, arguments: argparse.Namespace) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as directory, open_pool(EnvConfig("tabletop", options=options), 64) as pool:
         root = Path(directory) / "data"
         starts = make_starts(pool.description, arguments.episodes, SEEDS_OF_DATA)
-        log = collect(pool, expert, starts, root, execute_steps=10, settings={}, dataset_format=IMAGES)
+        log = collect_dataset(pool, expert, starts, root, execute_steps=10, settings={}, dataset_format=IMAGES)
         demonstrated = float(np.mean([episode.success for episode in log.episodes]))
         before = time.process_time()
         planner = train(root, pool, arguments)
@@ -88,7 +92,7 @@ def run(variant: str, arguments: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def train(root: Path, pool: EnvPool, arguments: argparse.Namespace) -> PolicyPlanner:
+def train(root: Path, pool: EnvPool, arguments: argparse.Namespace) -> Pi0Policy:
     """Behaviour cloning on all chunks of a dataset, the EMA of the parameters being the policy."""
     robot = pool.description.robot
     config = get_model_config("tiny" if robot.cameras else "tiny_state")
@@ -132,7 +136,7 @@ def train(root: Path, pool: EnvPool, arguments: argparse.Namespace) -> PolicyPla
         losses.append(loss)
         if (step + 1) % 500 == 0:
             print(f"  {step + 1} updates, loss {np.mean(jax.device_get(losses[-500:])):.3f}", flush=True)
-    return PolicyPlanner(nnx.merge(definition, state[1]), policy_io, batch_size=pool.size)
+    return Pi0Policy(nnx.merge(definition, state[1]), policy_io, batch_size=pool.size)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ import socket
 import numpy as np
 import yaml
 
-from pirl.envs.intervals import wilson
+from pirl.envs.evaluation import wilson
 
 # A process that cannot be: no kernel counts so far.
 NOBODY, HOST = 2**22 + 1, socket.gethostname()

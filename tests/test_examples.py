@@ -11,7 +11,9 @@ import numpy as np
 import pytest
 from gymnasium.utils.env_checker import check_env
 
-from pirl.envs import EnvConfig, ExpertConfig, RobotEnv, make_env, make_starts, open_pool, roll_out
+from pirl.envs import EnvConfig, ExpertConfig, RobotEnv, make_env
+from pirl.envs.pool import open_pool
+from pirl.envs.rollout import make_starts, roll_out
 
 CUSTOM_ENV = Path(__file__).resolve().parents[1] / "examples" / "custom_env"
 CONFIG = EnvConfig("point_reach:PointReach-v0", adapter="point_reach_adapter.py:PointReachAdapter")
@@ -42,18 +44,6 @@ def test_observations_and_actions_are_translated(env: RobotEnv) -> None:
     # An action of 1 is five centimetres, and so is one of 9.
     after = env.step(np.array([1.0, 9.0], np.float32))[0]["observation.state"]
     np.testing.assert_allclose(after - before, [0.05, 0.05], atol=1e-6)
-
-
-def test_the_adapted_environment_returns_to_a_state(env: RobotEnv) -> None:
-    env.reset(seed=2)
-    env.step(np.ones(2, np.float32))
-    state = env.get_state()
-    expected = env.step(np.array([0.5, -0.5], np.float32))[:4]
-    env.reset(seed=3)
-    env.reset(seed=4, options={"state": state})
-    observation, *outcome = env.step(np.array([0.5, -0.5], np.float32))[:4]
-    assert outcome == list(expected[1:])
-    assert all(np.array_equal(observation[name], expected[0][name]) for name in observation)
 
 
 def test_experts_roll_out_in_worker_processes_and_flaws_make_some_fail(env: RobotEnv) -> None:

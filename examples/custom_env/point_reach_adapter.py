@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from pirl.data import Robot
-from pirl.envs import EnvAdapter, EnvObservation, EnvState, Expert, ExpertConfig
+from pirl.envs import EnvAdapter, EnvObservation, Expert, ExpertConfig
 from pirl.envs.experts import Flaws, with_flaws
 from point_reach import LONGEST_STEP
 
@@ -37,18 +37,7 @@ class PointReachAdapter(EnvAdapter):
         """The environment counts successes; pirl needs a flag."""
         return bool(info["num_reached"] > 0)
 
-    # The rest is optional: states to return to (for RL that starts an episode several times), and an expert.
-
-    def save_state(self) -> EnvState:
-        """Everything that changes in it."""
-        point = self.env.unwrapped
-        return {"agent": point.agent.copy(), "goal": point.goal.copy()}  # type: ignore[attr-defined]
-
-    def load_state(self, state: EnvState) -> Any:
-        """Back to it."""
-        point = self.env.unwrapped
-        point.agent, point.goal = state["agent"].copy(), state["goal"].copy()  # type: ignore[attr-defined]
-        return point.look()  # type: ignore[attr-defined]
+    # The rest is optional: an expert.
 
     def make_expert(self, config: ExpertConfig, seed: int) -> Expert:
         """Straight to the disc, or beside it."""

@@ -322,7 +322,7 @@ def too_large():
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
 
 POINTS = dict(
-    pictures=too_large,
+    images=too_large,
     columns=lambda: before(Path, "write_bytes", 1),
     naming=lambda: before(os, "replace", 1),
     named=lambda: after(os, "replace"),

@@ -8,8 +8,7 @@ import pytest
 from gymnasium.utils.env_checker import check_env
 
 from pirl.data import Robot
-from pirl.envs import EnvAdapter, Start
-from pirl.envs.stepping import Stepper
+from pirl.envs import EnvAdapter
 from pirl.errors import ConfigError, EnvError
 
 ROBOT = Robot(
@@ -58,15 +57,6 @@ class CarAdapter(EnvAdapter):
         return {"which": task}
 
 
-class Restorable(CarAdapter):
-    def save_state(self) -> Any:
-        return {"where": self.env.unwrapped.where.copy()}  # type: ignore[attr-defined]
-
-    def load_state(self, state: Any) -> Any:
-        self.env.unwrapped.where = np.array(state["where"])  # type: ignore[attr-defined]
-        return self.env.unwrapped.where  # type: ignore[attr-defined]
-
-
 def test_an_adapted_environment_passes_gymnasiums_own_checker() -> None:
     check_env(CarAdapter(Car()), skip_render_check=True)
 
@@ -100,33 +90,6 @@ def test_success_is_what_the_adapter_says() -> None:
     assert (terminated, truncated, info["success"]) == (True, False, True)
 
 
-def test_a_state_brings_back_task_time_and_place() -> None:
-    env = Restorable(Car())
-    env.reset(seed=1, options={"task": "stay"})
-    env.step(np.zeros(2, np.float32))
-    state = env.get_state()
-    other = Restorable(Car())
-    observation, info = other.reset(seed=4, options={"state": state})
-    np.testing.assert_array_equal(observation["joints"], state["where"][:2].astype(np.float32))
-    assert info["task"] == "stay"
-    # One step was taken before, so four are left.
-    assert [other.step(np.zeros(2, np.float32))[3] for _ in range(4)] == [False, False, False, True]
-
-
-@pytest.mark.parametrize("state", [{}, {"adapter.steps": np.array(1), "adapter.task": np.array(7)}])
-def test_what_is_no_state_of_it_is_refused_in_words(state: dict[str, np.ndarray]) -> None:
-    with pytest.raises(ConfigError, match=r"no state that Restorable's get_state\(\) gave"):
-        Restorable(Car()).reset(seed=1, options={"state": state})
-
-
-def test_without_hooks_a_state_is_refused_but_episodes_run() -> None:
-    env = CarAdapter(Car())
-    env.reset(seed=1)
-    with pytest.raises(ConfigError, match=r"CarAdapter cannot return to a state: it needs the methods save_state"):
-        env.get_state()
-    assert Stepper(env).start(Start("go", 1)).state == {}
-
-
 def adapted(limit: int | None = 5, **attributes: Any) -> EnvAdapter:
     env: EnvAdapter = type("Mine", (CarAdapter,), attributes)(Car(limit))
     return env
@@ -147,7 +110,7 @@ def adapted(limit: int | None = 5, **attributes: Any) -> EnvAdapter:
         ),
         (
             {"observe": lambda *_: {"top": np.zeros((4, 4)), "joints": np.zeros(2), "grip": np.zeros(1)}},
-            r"Mine: top has the shape \(4, 4\); expected a picture",
+            r"Mine: top has the shape \(4, 4\); expected an image",
         ),
         (
             {"observe": lambda *_: {"top": np.ones((4, 4, 3), int), "joints": np.zeros(2), "grip": np.zeros(1)}},

@@ -23,7 +23,10 @@ from pirl.data import (
     load_trajectories,
     open_dataset,
 )
-from pirl.envs import EnvConfig, ExpertConfig, collect, make_starts, open_pool
+from pirl.envs import EnvConfig, ExpertConfig
+from pirl.envs.collect import collect_dataset
+from pirl.envs.pool import open_pool
+from pirl.envs.rollout import make_starts
 from pirl.models import Pi0, Pi0Config, Tokenizer, create_model, get_model_config
 
 FLAWED = ExpertConfig(aim_bias=0.02, give_up=0.4)
@@ -33,7 +36,7 @@ def collected(env: EnvConfig, root: Path, episodes: int) -> list[bool]:
     """Collect with a flawed expert; the outcomes."""
     with open_pool(env, 2) as pool:
         starts = make_starts(pool.description, episodes, seed=3)
-        log = collect(pool, FLAWED, starts, root, execute_steps=10, settings={})
+        log = collect_dataset(pool, FLAWED, starts, root, execute_steps=10, settings={})
     return [episode.success for episode in log.episodes]
 
 

@@ -1,17 +1,16 @@
 """Evaluations count what happened, and comparisons pair the same starts."""
 
+import dataclasses
 import json
 
 import numpy as np
 import pytest
 
-from eval_fakes import CAMERA, MAX_STEPS, CorridorEnv, CorridorPool, Walker
+from fakes import CAMERA, MAX_STEPS, CorridorEnv, CorridorPool, Walker
 from pirl.envs.base import Start
-from pirl.envs.evaluation import Evaluation, compare, evaluate
+from pirl.envs.evaluation import Evaluation, compare, evaluate, play, wilson
 from pirl.envs.experts import ExpertConfig
-from pirl.envs.intervals import wilson
-from pirl.envs.playing import play
-from pirl.envs.rollouts import make_starts
+from pirl.envs.rollout import make_starts
 from pirl.errors import EnvError, UserError
 
 DESCRIPTION = CorridorEnv().describe()
@@ -79,11 +78,11 @@ def test_the_same_starts_give_the_same_json_whatever_the_number_of_environments(
     assert {"pirl", "jax", "numpy", "gymnasium", "python"} <= set(first["versions"])
 
 
-def test_pictures_are_kept_of_as_many_episodes_as_asked_for():
-    films = run(Walker(falls=SEEDS[1:2]), films=3).films
-    assert [(index, film.success) for index, film in films.items()] == [(0, True), (1, False), (2, True)]
-    assert films[1].frames.shape == (2, *CorridorEnv().observation_space[CAMERA].shape)
-    assert not run(Walker()).films
+def test_videos_are_kept_of_as_many_episodes_as_asked_for():
+    videos = run(Walker(falls=SEEDS[1:2]), videos=3).videos
+    assert [(index, video.success) for index, video in videos.items()] == [(0, True), (1, False), (2, True)]
+    assert videos[1].frames.shape == (2, *CorridorEnv().observation_space[CAMERA].shape)
+    assert not run(Walker()).videos
 
 
 def test_playing_an_episode_is_what_a_rollout_of_it_would_be():
@@ -91,10 +90,10 @@ def test_playing_an_episode_is_what_a_rollout_of_it_would_be():
     for actor in (Walker(stands=SEEDS[:1], falls=SEEDS[1:2]), ExpertConfig(give_up=0.5)):
         rolled = run(actor)
         for index, start in enumerate(STARTS):
-            result, film = play(env, actor, start, execute_steps=2, render=True, index=index)
+            result, video = play(env, actor, start, execute_steps=2, render=True, index=index)
             assert result == rolled.results[index]
-            assert film is not None
-            assert (len(film.frames), film.success) == (result.length + 1, result.success)
+            assert video is not None
+            assert (len(video.frames), video.success) == (result.length + 1, result.success)
 
 
 @pytest.mark.parametrize(
@@ -128,22 +127,22 @@ def test_two_policies_are_compared_start_by_start():
     assert comparison.left_out == 2
     assert comparison.difference == pytest.approx(0.2)
     assert comparison.p_value == pytest.approx(2 * (1 + 6 + 15) / 64)
-    assert "No difference between A and B can be told: +20.0 points" in comparison.in_words("A", "B")
-    json.dumps(comparison.to_json())
+    assert "No significant difference between A and B: +20.0 points" in comparison.format("A", "B")
+    json.dumps(dataclasses.asdict(comparison))
 
 
 def test_a_clear_difference_is_called_by_its_name():
     good, bad = run(Walker()), run(Walker(stands=SEEDS))
-    assert compare(bad, good).in_words("A", "B").startswith("B is better than A: +100.0 points [")
-    assert compare(good, bad).in_words("A", "B").startswith("B is worse than A: -100.0 points [")
-    assert "on 12 paired episodes, p = 0.0005" in compare(good, bad).in_words("A", "B")
+    assert compare(bad, good).format("A", "B").startswith("B is better than A: +100.0 points [")
+    assert compare(good, bad).format("A", "B").startswith("B is worse than A: -100.0 points [")
+    assert "on 12 paired episodes, p = 0.0005" in compare(good, bad).format("A", "B")
 
 
 def test_evaluations_without_a_common_start_are_not_compared():
     others = make_starts(DESCRIPTION, 3, 7, None)
     comparison = compare(run(Walker()), run(Walker(), starts=others))
     assert (comparison.pairs.n, comparison.left_out) == (0, 15)
-    assert "nothing to compare" in comparison.in_words("A", "B")
+    assert "nothing to compare" in comparison.format("A", "B")
 
 
 def test_the_same_seed_of_another_task_is_another_start():

@@ -13,11 +13,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fakes import POINT, LocalPool, Point, StraightPlanner
-from pirl.envs import EnvConfig, ExpertConfig, Rollout, Start, open_pool, roll_out
+from fakes import POINT, LocalPool, Point, StraightPolicy
+from pirl.envs import EnvConfig, ExpertConfig, Start
 from pirl.envs.groups import Context, Group, GroupedRollouts, roll_out_groups
-from pirl.envs.pools import Lost, Pictures, Segment, Started
-from pirl.envs.workers import ProcessPool
+from pirl.envs.pool import ProcessPool, open_pool
+from pirl.envs.rollout import Rollout, roll_out
+from pirl.envs.runner import ChunkResult, EpisodeFailed, Images, ResetResult
 from pirl.errors import ConfigError, EnvError
 
 Ending = Literal["success", "failure", "lost", "never begun"]
@@ -47,27 +48,27 @@ class FatedPool:
         self._slots[slot] = start, 0
         self._queued[slot] = None
 
-    def execute(self, slot: int, actions: np.ndarray | int, *, pictures: Pictures = "all") -> None:
+    def execute(self, slot: int, actions: np.ndarray | int, *, images: Images = "all") -> None:
         self._queued[slot] = actions
 
-    def wait(self, slots: Sequence[int]) -> dict[int, Started | Segment | Lost]:
+    def wait(self, slots: Sequence[int]) -> dict[int, ResetResult | ChunkResult | EpisodeFailed]:
         self.busy.append(len(self._queued))
         return {slot: self._answer(slot, self._queued.pop(slot)) for slot in slots}
 
-    def _answer(self, slot: int, actions: Any) -> Started | Segment | Lost:
+    def _answer(self, slot: int, actions: Any) -> ResetResult | ChunkResult | EpisodeFailed:
         start, done = self._slots[slot]
         fate = self.fates[start.seed][start.attempt]
         if actions is None:
             if fate.ending == "never begun":
-                return Lost("it would not begin")
-            return Started(self._see(start), "go", start.task, {})
+                return EpisodeFailed("it would not begin")
+            return ResetResult(self._see(start), "go", start.task)
         taken = np.array(actions[: fate.steps - done])
         self._slots[slot] = start, done + len(taken)
         ended = done + len(taken) == fate.steps
         if ended and fate.ending == "lost":
-            return Lost("it broke")
+            return EpisodeFailed("it broke")
         seen = [self._see(start)] * len(taken)
-        return Segment(
+        return ChunkResult(
             {name: np.stack([one[name] for one in seen]) for name in seen[0]},
             taken,
             np.zeros(len(taken), np.float32),
@@ -89,15 +90,15 @@ class FatedPool:
 
 
 class Still:
-    """Plans to stay, and remembers for whom."""
+    """Stays where it is, and counts."""
 
     horizon = 3
 
     def __init__(self) -> None:
-        self.planned = 0
+        self.inferred = 0
 
-    def plan(self, observations: Any, prompts: Any, seeds: Any, steps: Any) -> np.ndarray:
-        self.planned += 1
+    def infer(self, observations: Any, prompts: Any, seeds: Any, steps: Any) -> np.ndarray:
+        self.inferred += 1
         return np.zeros((len(seeds), 3, 2), np.float32)
 
 
@@ -106,9 +107,9 @@ def numbered() -> Iterator[Context]:
     return (Context("left", number) for number in itertools.count())
 
 
-def roll(pool: Any, planner: Any = None, contexts: Iterator[Context] | None = None, **options: Any) -> GroupedRollouts:
+def roll(pool: Any, policy: Any = None, contexts: Iterator[Context] | None = None, **options: Any) -> GroupedRollouts:
     settings = {"attempts": 2, "groups": 2, "budget": 4, "execute_steps": 3} | options
-    return roll_out_groups(pool, planner or Still(), contexts or numbered(), **settings)
+    return roll_out_groups(pool, policy or Still(), contexts or numbered(), **settings)
 
 
 FATES = st.builds(Fate, st.sampled_from(["success", "failure", "lost", "never begun"]), st.integers(1, 7))
@@ -170,7 +171,7 @@ def test_whatever_becomes_of_the_attempts(
     assert result.env_steps == sum(taken)
 
 
-def test_groups_with_both_outcomes_are_kept_whole_and_others_without_their_pictures() -> None:
+def test_groups_with_both_outcomes_are_kept_whole_and_others_without_their_images() -> None:
     fates = [[Fate("success", 2), Fate("failure", 4)], [Fate("failure", 2), Fate("failure", 3)]]
     result = roll(FatedPool(2, 1, fates), groups=2, budget=2)
     (kept,), (dropped,) = result.kept, result.dropped
@@ -179,8 +180,6 @@ def test_groups_with_both_outcomes_are_kept_whole_and_others_without_their_pictu
     assert [rollout.observations["image"].shape[0] for rollout in kept.attempts] == [2, 4]
     assert all(set(rollout.observations) == {"state"} for rollout in dropped.attempts)
     assert result.is_short
-    bare = roll(FatedPool(2, 1, fates), groups=2, budget=2, keep_images=False)
-    assert all(set(rollout.observations) == {"state"} for rollout in bare.kept[0].attempts)
 
 
 def test_one_finished_attempt_is_no_group_to_learn_from() -> None:
@@ -251,16 +250,16 @@ def test_starts_may_wait_for_what_came_of_others() -> None:
     assert set(pool.busy) == {1}
 
 
-def test_plans_are_counted_and_timed() -> None:
-    planner = Still()
-    result = roll(FatedPool(2, 1, [[Fate("success", 3), Fate("failure", 6)]]), planner, groups=1)
-    assert result.plans == planner.planned == 2
+def test_inferences_are_counted_and_timed() -> None:
+    policy = Still()
+    result = roll(FatedPool(2, 1, [[Fate("success", 3), Fate("failure", 6)]]), policy, groups=1)
+    assert result.inferences == policy.inferred == 2
     assert 0 < result.policy_seconds <= result.seconds
 
 
 # --- with environments -------------------------------------------------------------------------------------------------
 
-WILD = StraightPlanner(noise=2.5)
+WILD = StraightPolicy(noise=2.5)
 
 
 def points(*first: int) -> Iterator[Context]:
@@ -297,7 +296,7 @@ def test_tables_begin_alike_for_every_attempt() -> None:
     with open_pool(EnvConfig("tabletop"), 4) as pool:
 
         class Noise(Still):
-            def plan(self, observations: Any, prompts: Any, seeds: Any, steps: Any) -> np.ndarray:
+            def infer(self, observations: Any, prompts: Any, seeds: Any, steps: Any) -> np.ndarray:
                 rngs = [np.random.default_rng([seed, step]) for seed, step in zip(seeds, steps, strict=True)]
                 return np.stack([rng.uniform(-1, 1, (3, 3)) for rng in rngs]).astype(np.float32)
 
@@ -330,7 +329,7 @@ def test_processes_change_neither_the_groups_nor_their_order(pool: ProcessPool) 
     assert ours.kept
     assert_same(ours.kept, theirs.kept)
     assert_same(ours.dropped, theirs.dropped)
-    assert (ours.env_steps, ours.plans) == (theirs.env_steps, theirs.plans)
+    assert (ours.env_steps, ours.inferences) == (theirs.env_steps, theirs.inferences)
 
 
 def test_an_environment_that_breaks_hangs_or_says_nan_costs_its_attempts_and_no_more(
@@ -357,19 +356,19 @@ def test_an_environment_that_breaks_hangs_or_says_nan_costs_its_attempts_and_no_
     assert_same(result.kept, clean.kept)
 
 
-class Killer(StraightPlanner):
-    """Kills one of the workers with SIGKILL in the middle of episodes, at some of its plans."""
+class Killer(StraightPolicy):
+    """Kills one of the workers with SIGKILL in the middle of episodes, at some of its inferences."""
 
     def __init__(self, at: Sequence[int]) -> None:
         super().__init__(noise=WILD.noise)
         self._at = at
 
-    def plan(self, observations: Any, prompts: Any, seeds: Any, steps: Any) -> np.ndarray:
+    def infer(self, observations: Any, prompts: Any, seeds: Any, steps: Any) -> np.ndarray:
         if len(self.asked) in self._at:
             victim = multiprocessing.active_children()[0].pid
             assert victim is not None
             os.kill(victim, signal.SIGKILL)
-        return super().plan(observations, prompts, seeds, steps)
+        return super().infer(observations, prompts, seeds, steps)
 
 
 def test_workers_killed_on_the_way_cost_one_attempt_each(pool: ProcessPool) -> None:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pirl.envs.intervals import Pairs, mcnemar, paired_difference, wilson
+from pirl.envs.evaluation import Pairs, mcnemar, paired_difference, wilson
 
 Z = 1.959963984540054
 counts = st.integers(0, 60)

@@ -1,33 +1,25 @@
-"""Meta-World: the same seed gives the same pixels, a state is returned to exactly, pictures stand upright."""
+"""Meta-World: names of tasks; and with the package, the same seed gives the same pixels, and images stand upright."""
 
-import hashlib
 import importlib.util
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
 import gymnasium
 import numpy as np
 import pytest
 from gymnasium.utils.env_checker import check_env
 
-# Looked for without importing it: MuJoCo has to be imported by the environment, which chooses how it renders.
-if importlib.util.find_spec("metaworld") is None:
-    pytest.skip("metaworld is not installed: pip install 'pirl[metaworld]'", allow_module_level=True)
-
-from fakes import assert_pictures_change_nothing
+from fakes import assert_images_change_nothing
 from pirl.envs.base import Start
 from pirl.envs.experts import ExpertConfig
-from pirl.envs.metaworld.env import MetaWorldEnv
-from pirl.envs.metaworld.expert import make_expert
-from pirl.envs.metaworld.simulator import Simulator
-from pirl.envs.metaworld.tasks import GROUPS, PROMPTS
-from pirl.envs.mujoco_rendering import import_simulator
+from pirl.envs.metaworld.env import MetaWorldEnv, Simulator, make_expert
+from pirl.envs.metaworld.tasks import GROUPS, PROMPTS, choose_tasks
+from pirl.envs.mujoco import import_simulator
 from pirl.errors import ConfigError, ObservationError
 
+# Looked for without importing it: MuJoCo has to be imported by the environment, which chooses how it renders.
+IS_INSTALLED = importlib.util.find_spec("metaworld") is not None
+installed = pytest.mark.skipif(not IS_INSTALLED, reason="metaworld is not installed: pip install 'pirl[metaworld]'")
 BASE, WRIST, STATE = "observation.images.corner", "observation.images.gripper", "observation.state"
 
 
@@ -42,18 +34,6 @@ def _same(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> bool:
     return set(one) == set(other) and all(np.array_equal(one[name], other[name]) for name in one)
 
 
-def _run(env: MetaWorldEnv, actions: np.ndarray) -> list[Any]:
-    """Digests of everything that comes of the actions."""
-    digests = []
-    for action in actions:
-        observation, reward, terminated, truncated, info = env.step(action)
-        digest = hashlib.sha256(repr((reward, terminated, truncated, info["success"])).encode())
-        for name in sorted(observation):
-            digest.update(observation[name].tobytes())
-        digests.append(digest.hexdigest())
-    return digests
-
-
 def _expert_actions(env: MetaWorldEnv, count: int) -> np.ndarray:
     expert = env.make_expert(ExpertConfig(noise=0.2), 0)
     actions = []
@@ -63,18 +43,21 @@ def _expert_actions(env: MetaWorldEnv, count: int) -> np.ndarray:
     return np.stack(actions)
 
 
+@installed
 @pytest.mark.parametrize("task", ["pick-place-v3", "door-open-v3"])
 def test_physics_goes_on_the_same_unseen(env: MetaWorldEnv, task: str) -> None:
     env.reset(seed=7, options={"task": task})
-    assert_pictures_change_nothing(env, Start(task, 7), _expert_actions(env, 32))
+    assert_images_change_nothing(env, Start(task, 7), _expert_actions(env, 32))
 
 
+@installed
 def test_tasks_are_those_of_the_package() -> None:
     package = import_simulator("metaworld.env_dict", "metaworld")
     assert set(PROMPTS) == set(package.ALL_V3_ENVIRONMENTS)
     assert set(GROUPS["mt10"]) == set(package.MT10_V3)
 
 
+@installed
 @pytest.mark.filterwarnings("ignore:.*Box observation space:UserWarning")
 def test_gymnasiums_checker_accepts_it() -> None:
     gymnasium.register("MetaWorldUnderTest-v0", MetaWorldEnv)
@@ -83,6 +66,7 @@ def test_gymnasiums_checker_accepts_it() -> None:
     checked.close()
 
 
+@installed
 def test_a_seed_decides_the_start_whatever_went_before(env: MetaWorldEnv) -> None:
     options = {"task": "pick-place-v3"}
     first, info = env.reset(seed=3, options=options)
@@ -102,6 +86,7 @@ def test_a_seed_decides_the_start_whatever_went_before(env: MetaWorldEnv) -> Non
     np.testing.assert_allclose(first[STATE], other[STATE], atol=1e-3)
 
 
+@installed
 def test_numpys_global_generator_is_left_alone(env: MetaWorldEnv) -> None:
     np.random.seed(5)
     before = np.random.get_state()[1].copy()  # type: ignore[union-attr]
@@ -110,61 +95,17 @@ def test_numpys_global_generator_is_left_alone(env: MetaWorldEnv) -> None:
     assert np.array_equal(before, np.random.get_state()[1])  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("task", ["pick-place-v3", "door-open-v3"])
-def test_an_episode_goes_on_from_a_state_bit_for_bit(env: MetaWorldEnv, task: str) -> None:
-    env.reset(seed=7, options={"task": task})
-    _expert_actions(env, 35)
-    state = env.get_state()
-    seen = env.render()
-    rng = np.random.default_rng(0)
-    actions = rng.uniform(-1, 1, (10, 4)).astype(np.float32)
-    expected = _run(env, actions)
-    env.reset(seed=8, options={"task": "reach-v3"})
-    observation, info = env.reset(seed=1, options={"state": state})
-    assert info["task"] == task
-    assert np.array_equal(observation[BASE], seen)
-    assert _same(dict(state), dict(env.get_state()))
-    assert _run(env, actions) == expected
-
-
-_ELSEWHERE = """
-import sys, numpy as np
-from test_metaworld import MetaWorldEnv, _run
-saved = dict(np.load(sys.argv[1]))
-actions = saved.pop("actions")
-env = MetaWorldEnv(tasks="pick-place", image_size=64)
-env.reset(seed=0, options={"state": saved})
-print(*_run(env, actions))
-"""
-
-
-def test_an_episode_goes_on_in_another_process(env: MetaWorldEnv, tmp_path: Path) -> None:
-    env.reset(seed=11, options={"task": "pick-place-v3"})
-    _expert_actions(env, 40)  # the puck is in the gripper by now
-    saved = tmp_path / "state.npz"
-    actions = np.tile(np.array([0.3, 0.2, 0.5, 1.0], np.float32), (8, 1))
-    np.savez(saved, actions=actions, **env.get_state())  # type: ignore[arg-type]
-    expected = _run(env, actions)
-    done = subprocess.run(
-        [sys.executable, "-c", _ELSEWHERE, str(saved)],
-        cwd=Path(__file__).parent,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert done.stdout.split() == expected
-
-
-def _finger(picture: np.ndarray) -> np.ndarray:
+def _finger(image: np.ndarray) -> np.ndarray:
     """Row and column of the cyan finger of the gripper."""
-    red, green, blue = np.moveaxis(picture.astype(int), -1, 0)
+    red, green, blue = np.moveaxis(image.astype(int), -1, 0)
     places = np.argwhere((green - red > 60) & (blue - red > 60))
     assert len(places) > 5
     return places.mean(0)
 
 
+@installed
 @pytest.mark.parametrize("camera", ["corner", "corner2", "corner3", "corner4"])
-def test_pictures_stand_upright_and_are_not_mirrored(camera: str) -> None:
+def test_images_stand_upright_and_are_not_mirrored(camera: str) -> None:
     env = MetaWorldEnv(tasks="reach", camera=camera, wrist_camera=False)  # type: ignore[arg-type]
     env.reset(seed=0)
     start = _finger(env.render())
@@ -181,6 +122,7 @@ def test_pictures_stand_upright_and_are_not_mirrored(camera: str) -> None:
     assert moved < -5 if camera == "corner" else moved > 5
 
 
+@installed
 def test_the_expert_succeeds_and_that_ends_the_episode(env: MetaWorldEnv) -> None:
     env.reset(seed=2, options={"task": "reach-v3"})
     expert = env.make_expert(ExpertConfig(), 2)
@@ -199,6 +141,7 @@ def test_the_expert_succeeds_and_that_ends_the_episode(env: MetaWorldEnv) -> Non
     assert env.observation_space.contains(observation)
 
 
+@installed
 def test_without_an_end_at_success_it_goes_on_until_it_is_cut_off() -> None:
     env = MetaWorldEnv(tasks="reach", image_size=16, wrist_camera=False, max_steps=70, terminate_on_success=False)
     env.reset(seed=2)
@@ -210,6 +153,7 @@ def test_without_an_end_at_success_it_goes_on_until_it_is_cut_off() -> None:
     assert [truncated for _, truncated, _ in ends] == [False] * 69 + [True]
 
 
+@installed
 def test_the_robot_has_the_cameras_it_was_asked_for() -> None:
     env = MetaWorldEnv(tasks="reach", image_size=16, wrist_camera=False)
     assert set(env.robot.cameras.values()) == {BASE}
@@ -217,6 +161,7 @@ def test_the_robot_has_the_cameras_it_was_asked_for() -> None:
     env.close()
 
 
+@installed
 def test_experts_of_one_seed_act_alike_and_flaws_make_some_fail() -> None:
     simulator = Simulator("reach-v3")
 
@@ -232,30 +177,26 @@ def test_experts_of_one_seed_act_alike_and_flaws_make_some_fail() -> None:
     assert all(succeeds(ExpertConfig(), seed) for seed in range(8))
 
 
-def test_what_is_not_a_state_or_an_action_of_it_is_refused(env: MetaWorldEnv) -> None:
+@installed
+def test_what_is_not_an_action_of_it_is_refused(env: MetaWorldEnv) -> None:
     env.reset(seed=0, options={"task": "reach-v3"})
-    with pytest.raises(ConfigError, match="belongs to the task 'reach-v3'"):
-        env.reset(seed=0, options={"task": "door-open-v3", "state": env.get_state()})
-    with pytest.raises(ConfigError, match="not a state of Meta-World"):
-        env.reset(seed=0, options={"state": {"physics": np.zeros(3)}})
     with pytest.raises(ObservationError, match="4 finite numbers"):
         env.step(np.zeros(7, np.float32))
     with pytest.raises(ObservationError, match="4 finite numbers"):
         env.step(np.full(4, np.nan, np.float32))
 
 
+@installed
 @pytest.mark.slow
 @pytest.mark.parametrize("task", PROMPTS)
-def test_every_task_goes_on_from_a_state_exactly_and_its_expert_succeeds(task: str) -> None:
+def test_every_task_repeats_exactly_and_its_expert_succeeds(task: str) -> None:
     one, other = Simulator(task), Simulator(task)
     successes = 0
     for seed in range(5):
         one.reset(seed)
         expert = make_expert(one, ExpertConfig(), seed)
-        other.set_state(one.get_state())
+        other.reset(seed)
         for step in range(400):
-            if step == 30:
-                other.set_state(one.get_state())
             action = expert()
             outcome = one.step(action)
             if step < 60:
@@ -267,8 +208,9 @@ def test_every_task_goes_on_from_a_state_exactly_and_its_expert_succeeds(task: s
     assert successes >= 4
 
 
+@installed
 @pytest.mark.slow
-def test_fast_pictures_are_much_cheaper_than_stock_ones() -> None:
+def test_fast_images_are_much_cheaper_than_stock_ones() -> None:
     seconds = {}
     for quality in ("fast", "stock"):
         env = MetaWorldEnv(tasks="pick-place", quality=quality)  # type: ignore[arg-type]
@@ -279,3 +221,36 @@ def test_fast_pictures_are_much_cheaper_than_stock_ones() -> None:
         seconds[quality] = time.process_time() - began
         env.close()
     assert seconds["fast"] * 5 < seconds["stock"]
+
+
+# --- without the package -------------------------------------------------------------------------------------------
+
+
+def test_tasks_are_named_as_people_type_them() -> None:
+    assert choose_tasks("pick-place-v3,drawer-close-v3") == ("pick-place-v3", "drawer-close-v3")
+    assert choose_tasks(" Reach, push-v3 ,reach-v3,") == ("reach-v3", "push-v3")
+    assert choose_tasks("all") == tuple(PROMPTS)
+    assert len(choose_tasks("mt10")) == 10
+    assert choose_tasks("hammer,mt10")[0] == "hammer-v3"
+
+
+def test_there_are_fifty_tasks_and_no_two_prompts_are_the_same() -> None:
+    assert len(PROMPTS) == len(set(PROMPTS.values())) == 50
+
+
+@pytest.mark.parametrize(("text", "said"), [("pick-plac", "pick-place-v3"), ("xyz", "assembly-v3"), (" ,", "mt10")])
+def test_an_unknown_task_is_answered_with_what_there_is(text: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        choose_tasks(text)
+
+
+@pytest.mark.parametrize("max_steps", [0, 501])
+def test_an_episode_longer_than_the_package_allows_is_refused(max_steps: int) -> None:
+    with pytest.raises(ConfigError, match=f"max_steps = {max_steps}"):
+        MetaWorldEnv(max_steps=max_steps)
+
+
+@pytest.mark.skipif(IS_INSTALLED, reason="metaworld is installed")
+def test_a_missing_package_says_how_to_install_it() -> None:
+    with pytest.raises(ConfigError, match=r"pip install 'pirl\[metaworld\]'"):
+        MetaWorldEnv()

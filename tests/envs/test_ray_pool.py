@@ -17,22 +17,12 @@ import gymnasium
 import numpy as np
 import pytest
 
-from fakes import MISHAPS, POINT, UNMAKEABLE, LocalPool, Point, StraightPlanner
-from pirl.envs import (
-    EnvConfig,
-    EnvPool,
-    ExpertConfig,
-    Lost,
-    Segment,
-    Start,
-    Started,
-    make_starts,
-    open_pool,
-    ray_cluster,
-    roll_out,
-)
+from fakes import MISHAPS, POINT, UNMAKEABLE, LocalPool, Point, StraightPolicy
+from pirl.envs import EnvConfig, ExpertConfig, Start
+from pirl.envs.pool import EnvPool, ProcessPool, open_pool
 from pirl.envs.ray_pool import RayPool
-from pirl.envs.workers import ProcessPool
+from pirl.envs.rollout import make_starts, roll_out
+from pirl.envs.runner import ChunkResult, EpisodeFailed, ResetResult
 from pirl.errors import ConfigError, EnvError
 
 # Long enough for Ray on a machine that is busy with other tests; whoever means to wait for it makes it shorter.
@@ -45,10 +35,6 @@ on_a_cluster = [needs_ray, pytest.mark.slow]
 
 class Writing(Point):
     """A point that writes into what it is given, as simulators do."""
-
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
-        (options or {})["state"]["position"][:] += 0.25
-        return super().reset(seed=seed, options=options)
 
     def step(self, action: np.ndarray) -> Any:
         np.clip(action, -0.5, 0.5, out=action)
@@ -145,7 +131,7 @@ def test_what_is_no_address_is_refused(address: str) -> None:
 @needs_ray
 @pytest.mark.parametrize("prefix", ["", "ray://"])
 def test_an_address_where_nobody_answers_is_told_soon(prefix: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ray_cluster, "_CONNECTING_TIMEOUT", 1.0)
+    monkeypatch.setattr(ray_pool, "_CONNECTING_TIMEOUT", 1.0)
     with socket.create_server(("127.0.0.1", 0)) as deaf:  # takes connections, and says nothing
         address = f"{prefix}127.0.0.1:{deaf.getsockname()[1]}"
         monkeypatch.setenv("RAY_ADDRESS", address)
@@ -161,7 +147,7 @@ class TestOnACluster:
         with LocalPool(2) as local, ProcessPool(EnvConfig(POINT), 2) as processes:
             assert pool.description == processes.description
             runs = [
-                list(roll_out(each, StraightPlanner(), starts, execute_steps=4, keep_images=True, groups=2))
+                list(roll_out(each, StraightPolicy(), starts, execute_steps=4, keep_images=True, groups=2))
                 for each in (pool, processes, local)
             ]
         for ours, theirs, alone in zip(*runs, strict=True):
@@ -176,15 +162,12 @@ class TestOnACluster:
                     assert ours.observations[name].dtype == other.observations[name].dtype
                     np.testing.assert_array_equal(ours.observations[name], other.observations[name])
 
-    def test_an_expert_acts_in_the_actor_from_a_given_state(self, pool: RayPool) -> None:
-        state = {"position": np.array([0.4, -0.3]), "steps": np.array(5)}
-        pool.start(0, Start("right", 3, state), ExpertConfig())
-        started = pool.wait([0])[0]
-        assert isinstance(started, Started)
-        np.testing.assert_array_equal(started.observation["state"], np.array([0.4, -0.3], np.float32))
+    def test_an_expert_acts_in_the_actor(self, pool: RayPool) -> None:
+        pool.start(0, Start("right", 3), ExpertConfig())
+        assert isinstance(pool.wait([0])[0], ResetResult)
         pool.execute(0, 100)
         segment = pool.wait([0])[0]
-        assert isinstance(segment, Segment)
+        assert isinstance(segment, ChunkResult)
         assert segment.success
 
     def test_arrays_may_be_written_to_on_both_sides(self, pool: RayPool) -> None:
@@ -193,20 +176,18 @@ class TestOnACluster:
         started = pool.wait([0])[0]
         pool.execute(0, np.zeros((2, 2), np.float32))
         segment = pool.wait([0])[0]
-        assert isinstance(started, Started)
-        assert isinstance(segment, Segment)
-        received = [*started.observation.values(), *started.state.values(), *segment.observations.values()]
+        assert isinstance(started, ResetResult)
+        assert isinstance(segment, ChunkResult)
+        received = [*started.observation.values(), *segment.observations.values()]
         for array in [*received, segment.actions, segment.rewards]:
             assert array.flags.writeable
             assert array.flags.owndata
         with open_pool(EnvConfig(WRITING), 1, backend="ray") as writing:
-            writing.start(0, Start("left", 3, {"position": np.zeros(2), "steps": np.array(0)}))
-            started = writing.wait([0])[0]
+            writing.start(0, Start("left", 3))
+            writing.wait([0])
             writing.execute(0, np.ones((1, 2), np.float32))
             segment = writing.wait([0])[0]
-        assert isinstance(started, Started)
-        assert isinstance(segment, Segment)
-        np.testing.assert_array_equal(started.observation["state"], [0.25, 0.25])
+        assert isinstance(segment, ChunkResult)
         np.testing.assert_array_equal(segment.actions, [[0.5, 0.5]])
 
     def test_every_mishap_costs_one_episode_and_says_what_it_was(self, pool: RayPool) -> None:
@@ -218,7 +199,7 @@ class TestOnACluster:
         }
         seeds = [1, 2, *expected, 3, 4]
         starts = [Start("left", seed) for seed in seeds]
-        rollouts = {r.start.seed: r for r in roll_out(pool, StraightPlanner(), starts, execute_steps=1)}
+        rollouts = {r.start.seed: r for r in roll_out(pool, StraightPolicy(), starts, execute_steps=1)}
         assert set(rollouts) == set(seeds)
         for seed, rollout in rollouts.items():
             if seed in expected:
@@ -241,11 +222,11 @@ class TestOnACluster:
         os.kill(hung, signal.SIGKILL)
         pool.execute(1, np.zeros((3, 2), np.float32))
         answers = pool.wait([0, 1])
-        assert isinstance(answers[0], Lost)
+        assert isinstance(answers[0], EpisodeFailed)
         assert "ended: its worker process has died" in answers[0].reason
-        assert isinstance(answers[1], Segment)
+        assert isinstance(answers[1], ChunkResult)
         pool.start(0, Start("left", 1))
-        assert isinstance(pool.wait([0])[0], Started)
+        assert isinstance(pool.wait([0])[0], ResetResult)
 
     def test_a_hang_costs_its_episode_alone_and_no_more_than_the_timeout(
         self, pool: RayPool, monkeypatch: pytest.MonkeyPatch
@@ -259,12 +240,12 @@ class TestOnACluster:
         pool.execute(0, np.zeros((3, 2), np.float32))
         answers = pool.wait([0, 1])
         assert 3.0 <= time.monotonic() - began < TIMEOUT
-        assert isinstance(answers[0], Lost)
+        assert isinstance(answers[0], EpisodeFailed)
         assert re.search("^the environment on .+ hangs: no answer within 3 s$", answers[0].reason)
-        assert isinstance(answers[1], Segment)
+        assert isinstance(answers[1], ChunkResult)
         monkeypatch.undo()
         pool.start(0, Start("left", 1))
-        assert isinstance(pool.wait([0])[0], Started)
+        assert isinstance(pool.wait([0])[0], ResetResult)
 
     def test_an_actor_that_dies_at_rest_costs_no_episode(self, pool: RayPool) -> None:
         pool.start(0, Start("left", 1))
@@ -276,7 +257,7 @@ class TestOnACluster:
             os.kill(process, signal.SIGKILL)
         assert soon(lambda: not killed & parents_and_titles().keys())
         pool.start(0, Start("left", 1))
-        assert isinstance(pool.wait([0])[0], Started)
+        assert isinstance(pool.wait([0])[0], ResetResult)
 
     def test_a_start_forgets_what_was_queued_before(self, pool: RayPool) -> None:
         # The second of them takes the actor with it.
@@ -286,7 +267,7 @@ class TestOnACluster:
             pool.execute(0, np.zeros((3, 2), np.float32))
             pool.start(0, Start("right", 2))
             started = pool.wait([0])[0]
-            assert isinstance(started, Started)
+            assert isinstance(started, ResetResult)
             assert started.task == "right"
 
     def test_what_is_asked_wrongly_is_no_lost_episode(self, pool: RayPool) -> None:
@@ -294,7 +275,7 @@ class TestOnACluster:
         with pytest.raises(ConfigError, match="point has no task 'up'"):
             pool.wait([0])
         with pytest.raises(ConfigError, match="the point was misconfigured"):
-            list(roll_out(pool, StraightPlanner(), [Start("left", 9010)], execute_steps=3))
+            list(roll_out(pool, StraightPolicy(), [Start("left", 9010)], execute_steps=3))
         with pytest.raises(ValueError, match="slot 0 has no episode"):
             pool.execute(0, 1)
 
@@ -307,7 +288,7 @@ class TestOnACluster:
         assert soon(lambda: actors() <= before)
 
     def test_a_cluster_too_small_says_how_many_fit(self, pool: RayPool, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(ray_cluster, "_PLACING_TIMEOUT", 1.0)
+        monkeypatch.setattr(ray_pool, "_PLACING_TIMEOUT", 1.0)
         with pytest.raises(ConfigError, match="9 environments need a CPU each; of the 4 of the Ray cluster 2 are free"):
             open_pool(EnvConfig(POINT), 9, backend="ray")
         # What was asked for in vain is not in the way of what fits.
@@ -329,7 +310,8 @@ class TestOnACluster:
 _PARENT = """
 import signal, sys, time
 sys.path.insert(0, sys.argv[1])
-from pirl.envs import EnvConfig, Start, open_pool
+from pirl.envs import EnvConfig, Start
+from pirl.envs.pool import open_pool
 import numpy as np
 
 if __name__ == "__main__":
@@ -366,7 +348,7 @@ def test_a_cluster_of_our_own_is_quiet_and_ends_with_us(end: signal.Signals, tmp
         subprocess.Popen(command, stdout=stdout, stderr=stderr, env=environment, start_new_session=True) as parent,
     ):
         try:
-            assert soon(lambda: output.read_bytes() == b"stepping\n", 180), complaints.read_text()
+            assert soon(lambda: b"stepping\n" in output.read_bytes(), 180), complaints.read_text()
             started = descendants(parent.pid)
             hosts = actors(parent.pid)
             assert len(hosts) == 2
@@ -377,6 +359,6 @@ def test_a_cluster_of_our_own_is_quiet_and_ends_with_us(end: signal.Signals, tmp
             assert soon(lambda: not ending & parents_and_titles().keys(), 20)
         finally:
             parent.kill()
-    assert output.read_bytes() == b"stepping\n"
+    assert b"CHATTER" not in output.read_bytes()
     last = (complaints.read_text().strip().splitlines() or [""])[-1]
     assert last == ("KeyboardInterrupt" if end == signal.SIGINT else "")

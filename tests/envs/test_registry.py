@@ -12,9 +12,7 @@ import pytest
 
 from fakes import POINT, Point
 from pirl.envs import EnvAdapter, EnvConfig, list_envs, make_env
-from pirl.envs.known import KNOWN, register_envs
-from pirl.envs.options import list_options
-from pirl.envs.registry import find_env_class, with_render_size
+from pirl.envs.registry import KNOWN, find_env_class, list_options, register_envs, with_render_size
 from pirl.errors import ConfigError
 
 
@@ -25,10 +23,10 @@ def make_point(**options: Any) -> Point:
 
 
 def test_texts_become_what_the_constructor_wants() -> None:
-    env = make_point(size="16", speed="0.5", colour="grey", names="a, b", limit="none", shy="false")
-    assert (env.size, env.speed, env.colour, env.names, env.max_steps) == (16, 0.5, "grey", ("a", "b"), 1000)
+    env = make_point(size="16", speed="0.5", color="gray", names="a, b", limit="none", shy="false")
+    assert (env.size, env.speed, env.color, env.names, env.max_steps) == (16, 0.5, "gray", ("a", "b"), 1000)
     assert make_point(size="1.6e1").size == make_point(size=16.0).size == 16
-    env = make_point(size=16, speed=1, colour="grey", names=["a"], limit=None)
+    env = make_point(size=16, speed=1, color="gray", names=["a"], limit=None)
     assert (env.size, env.speed, env.names, env.max_steps) == (16, 1.0, ("a",), 1000)
     assert type(env.speed) is float
 
@@ -36,14 +34,14 @@ def test_texts_become_what_the_constructor_wants() -> None:
 @pytest.mark.parametrize(
     ("options", "complaint"),
     [
-        ({"sise": 3}, r"no option 'sise'. Did you mean size\? It has size, speed, colour, shy, slow, names, limit\."),
+        ({"sise": 3}, r"no option 'sise'. Did you mean size\? It has size, speed, color, shy, slow, names, limit\."),
         ({"size": "3.5"}, r"size should be a whole number; it is '3\.5'\."),
         ({"size": True}, r"size should be a whole number; it is True\."),
         ({"size": 3.5}, r"size should be a whole number"),
         ({"speed": "nan"}, r"speed should be a number; it is 'nan'\."),
         ({"speed": "fast"}, r"speed should be a number; it is 'fast'\."),
         ({"shy": "maybe"}, r"shy should be true or false; it is 'maybe'\."),
-        ({"colour": "red"}, r"colour should be white or grey; it is 'red'\."),
+        ({"color": "red"}, r"color should be white or gray; it is 'red'\."),
         ({"limit": "x"}, r"limit should be a whole number or none; it is 'x'\."),
         ({"names": 3}, r"names should be a list of texts with commas between; it is 3\."),
     ],
@@ -57,7 +55,7 @@ def test_options_are_told_with_their_help() -> None:
     options = {option.name: option for option in list_options(Point)}
     assert options["speed"].help == "The longest step, in units of the plane."
     assert options["speed"].default == 0.25
-    assert options["colour"].kind == "white or grey"
+    assert options["color"].kind == "white or gray"
     assert options["limit"].kind == "a whole number or none"
 
 
@@ -213,7 +211,7 @@ def test_gymnasium_may_ask_every_environment_for_its_pictures() -> None:
         find_env_class(EnvConfig("tabletop", options={"mode": "x"}))
 
 
-def test_importing_the_room_loads_no_jax_and_no_simulator() -> None:
-    program = "import sys, pirl.envs; print([m for m in ('jax', 'mujoco', 'pirl.data') if m in sys.modules])"
+def test_importing_the_package_loads_no_jax_and_no_simulator() -> None:
+    program = "import sys, pirl.envs; print([m for m in ('jax', 'mujoco') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"

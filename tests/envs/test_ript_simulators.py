@@ -127,16 +127,12 @@ def test_an_iteration_in_libero_learns_from_what_libero_itself_calls_success(
     tmp_path: Path, libero_assets: Path
 ) -> None:
     """From where a demonstration was about to succeed: who opens the gripper in time has put the cheese in the bowl."""
-    from demonstrated_libero import demonstrate, save_states
-    from pirl.envs.libero.env import LiberoEnv
+    from demonstrated_libero import BEGINNINGS, DemonstratedLibero
 
-    steps, env = 15, LiberoEnv(assets=str(libero_assets), resolution=56, quality="fast")
-    env.cameras_on = False
-    beginnings = demonstrate(env, seed=0)
+    steps = 15
     # The gripper opens a little more often than it closes.
     checkpoint = start_policy(tmp_path / "start", LIBERO, np.zeros(8), np.array([0.0] * 6 + [-0.03]))
     near = ("--env.id", "demonstrated_libero:test/DemonstratedLibero-v0", "--env.assets", libero_assets)
-    near += ("--env.beginnings", save_states(beginnings, tmp_path / "beginnings.npz"))
     # Motions as they are: relative to the state, as OpenPI has them for π₀, this policy would fly off.
     near += ("--data.robot", "libero")
     run, _ = practise("libero_ript", checkpoint, *near, "--rollout.save-dataset", "true", steps=steps)
@@ -144,11 +140,13 @@ def test_an_iteration_in_libero_learns_from_what_libero_itself_calls_success(
     # What the attempts did comes to the same in LIBERO as it is, step by step.
     dataset = open_dataset(str(run / "rollouts"))
     columns = dataset.columns(["state", "actions", "next.success"])
-    first = {tuple(env.reset(options={"state": state})[0]["state"]): state for state in beginnings}
+    env = DemonstratedLibero(assets=str(libero_assets), max_steps=steps)
+    env.cameras_on = False
+    first = {tuple(env.reset(seed=seed)[0]["state"]): seed for seed in range(BEGINNINGS)}
     lengths = {True: set[int](), False: set[int]()}
     for begin, end in pairwise(dataset.starts):
         state, actions, labels = (columns[name][begin:end] for name in ("state", "actions", "next.success"))
-        env.reset(options={"state": first[tuple(state[0])]})
+        env.reset(seed=first[tuple(state[0])])
         assert [env.step(action)[-1]["success"] for action in actions] == labels.ravel().tolist()
         lengths[bool(labels[-1])].add(len(actions))
     env.close()

@@ -7,8 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pirl.envs import EnvConfig, ExpertConfig, Rollout, make_starts, open_pool, roll_out
+from pirl.envs import EnvConfig, ExpertConfig
 from pirl.envs.experts import Flaws
+from pirl.envs.pool import open_pool
+from pirl.envs.rollout import Rollout, make_starts, roll_out
 from pirl.envs.tabletop.env import TabletopEnv
 from pirl.envs.tabletop.world import (
     BLOCK,
@@ -28,17 +30,28 @@ OPEN, CLOSE = np.array([0, 0, -1], np.float32), np.array([0, 0, 1], np.float32)
 ZONE_PLACE = np.array([-0.1, -0.08])
 
 
+def state_of(env: TabletopEnv) -> dict[str, np.ndarray]:
+    """A copy of everything about the only table."""
+    return {name: value[0].copy() for name, value in env._scene.tables.arrays().items()}
+
+
+def put(env: TabletopEnv, **changes: Any) -> None:
+    """Change the only table."""
+    for name, value in changes.items():
+        env._scene.tables.arrays()[name][0] = value
+
+
 def table(body: int | None = None, *, gripper: Any = (0.0, 0.0), **options: Any) -> TabletopEnv:
     """Two blocks on the right, the goal (the first block in the first zone) on the left, and what the gripper holds."""
     env = TabletopEnv(observation="state", **options)
     env.reset(seed=0, options={"task": env.tasks[0]})
-    state = {name: np.array(value) for name, value in env.get_state().items()}
+    state = {name: np.array(value) for name, value in state_of(env).items()}
     state["zones"][:] = [ZONE_PLACE, (-0.1, 0.1)][: len(state["zones"])]
     state["bodies"][:, 0], state["bodies"][:, 1] = 0.1, np.linspace(-0.1, 0.1, len(state["bodies"]))
     state["gripper"][:] = gripper
     if body is not None:
         state["held"], state["opening"], state["bodies"][body] = np.array(body), np.array(WIDTH_OF_BLOCK), gripper
-    env.reset(options={"state": state})
+    put(env, **state)
     return env
 
 
@@ -57,7 +70,7 @@ def close_fingers(env: TabletopEnv) -> tuple[bool, bool]:
         _, _, terminated, _, _ = env.step(CLOSE)
         if terminated:
             break
-    return int(env.get_state()["held"]) >= 0, terminated
+    return int(state_of(env)["held"]) >= 0, terminated
 
 
 def test_the_right_block_let_go_in_the_right_zone_is_the_only_success() -> None:
@@ -91,16 +104,14 @@ def test_the_right_block_in_another_zone_can_be_fetched_again() -> None:
 def test_a_block_that_slips_over_the_edge_ends_the_episode() -> None:
     place, off_centre = TABLE - 0.005, (TableConfig().precision + FINGERS) / 2
     env = table(gripper=(place - off_centre, 0.0), objects=1)
-    state = dict(env.get_state()) | {"bodies": np.array([[place, 0.0]])}
-    env.reset(options={"state": state})
+    put(env, bodies=[[place, 0.0]])
     assert close_fingers(env) == (False, True)
-    assert np.abs(env.get_state()["bodies"]).max() > TABLE
+    assert np.abs(state_of(env)["bodies"]).max() > TABLE
 
 
 def test_what_is_held_beyond_the_edge_falls_when_it_is_let_go() -> None:
     env = table(0, gripper=(REACH, 0.0))
-    state = dict(env.get_state()) | {"grip": np.array([TABLE - REACH + 0.002, 0.0])}
-    env.reset(options={"state": state})
+    put(env, grip=[TABLE - REACH + 0.002, 0.0])
     assert not env.step(CLOSE)[2]
     assert let_go(env) == (0.0, True, False, False)
 
@@ -117,10 +128,10 @@ def test_running_out_of_time_is_no_end_of_the_task() -> None:
 def test_the_gripper_moves_as_told_and_not_beyond_its_reach() -> None:
     env = table(gripper=(0.0, 0.0))
     env.step(np.array([0.5, -1, -1], np.float32))
-    np.testing.assert_allclose(env.get_state()["gripper"], [0.5 * STEP, -STEP], atol=1e-9)
+    np.testing.assert_allclose(state_of(env)["gripper"], [0.5 * STEP, -STEP], atol=1e-9)
     for _ in range(20):
         env.step(np.array([7, 0, -1], np.float32))  # more than the largest motion is the largest
-    np.testing.assert_allclose(env.get_state()["gripper"], [REACH, -STEP], atol=1e-9)
+    np.testing.assert_allclose(state_of(env)["gripper"], [REACH, -STEP], atol=1e-9)
 
 
 @settings(max_examples=150)
@@ -138,10 +149,10 @@ def test_a_grasp_holds_within_the_precision_and_else_the_block_slips_away(
         return
     offset = np.array(side) * distance + np.array(side[::-1]) * other * distance
     env = table(objects=1, precision=precision)
-    env.reset(options={"state": dict(env.get_state()) | {"bodies": offset[None]}})
+    put(env, bodies=offset[None])
     holds, terminated = close_fingers(env)
     assert not terminated
-    (place,) = env.get_state()["bodies"]
+    (place,) = state_of(env)["bodies"]
     assert holds == (distance < precision)
     if holds or distance > FINGERS:
         np.testing.assert_allclose(place, offset, atol=1e-12)
@@ -150,7 +161,7 @@ def test_a_grasp_holds_within_the_precision_and_else_the_block_slips_away(
         assert np.linalg.norm(place) > np.linalg.norm(offset) + 0.01
         np.testing.assert_allclose(place / np.linalg.norm(place), offset / np.linalg.norm(offset), atol=1e-6)
     env.step(np.array([1, 0.5, 1], np.float32))
-    moved = env.get_state()["bodies"][0] - place
+    moved = state_of(env)["bodies"][0] - place
     np.testing.assert_allclose(moved, [STEP, 0.5 * STEP] if holds else [0, 0], atol=1e-9)
 
 
@@ -250,12 +261,12 @@ def test_an_expert_on_a_detour_goes_straight_on_and_keeps_what_it_holds() -> Non
         detour = Flaws.draw(config, np.random.default_rng(np.random.SeedSequence([seed, 0xE86E87])), 30).detour
         headings = []
         for number in range(100):
-            action, before = expert(), env.get_state()
+            action, before = expert(), state_of(env)
             _, _, terminated, _, _ = env.step(action)
             if number in detour:
                 headings.append(action[:2])
-                assert int(env.get_state()["held"]) == int(before["held"])
-                assert env.get_state()["opening"] == pytest.approx(before["opening"], abs=1e-6)
+                assert int(state_of(env)["held"]) == int(before["held"])
+                assert state_of(env)["opening"] == pytest.approx(before["opening"], abs=1e-6)
                 carried += int(before["held"]) >= 0
             if terminated:
                 break

@@ -12,7 +12,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from PIL import Image
 
-from pirl.envs.video import Film, write_films
+from pirl.envs.video import Video, write_videos
 from pirl.errors import DataError
 from pirl.report.plots import POINTS, Axis, Series, image_strip, line_chart, number, smooth, thin, video_strip
 
@@ -146,7 +146,7 @@ def test_a_strip_divides_the_time_evenly_with_small_images():
 
 def test_a_video_is_a_strip_and_a_damaged_one_is_refused(tmp_path):
     file = tmp_path / "100.mp4"
-    write_films(file, [Film(np.zeros((30, 32, 32, 3), np.uint8), True)], fps=10)
+    write_videos(file, [Video(np.zeros((30, 32, 32, 3), np.uint8), True)], fps=10)
     assert video_strip(file).count("<img ") == 12
     for content in (b"nothing", file.read_bytes()[:200]):
         file.write_bytes(content)

@@ -17,8 +17,7 @@ import numpy as np
 import pytest
 
 from made_runs import RIPT, ROLLBACKS, evaluation, learning, make_run, rollouts
-from pirl.envs import wilson
-from pirl.envs.evaluation import Evaluation
+from pirl.envs.evaluation import Evaluation, wilson
 from pirl.errors import DataError
 from pirl.report import replay
 from pirl.report.plots import PANELS
@@ -371,7 +370,7 @@ def test_q_values_of_all_episodes_share_a_scale_and_end_with_their_outcome():
 @pytest.mark.usefixtures("unchecked_signatures")
 def test_a_policy_acts_again_as_when_it_was_evaluated(monkeypatch):
     asked = []
-    monkeypatch.setattr(replay, "load_planner", lambda policy, description, **how: asked.append(how))
+    monkeypatch.setattr(replay, "load_trained_policy", lambda policy, description, **how: asked.append(how))
     measured = Evaluation([], {"envs": 4, "denoising_steps": 3})
     replay.evaluated_policy(Path("policy"), measured, SimpleNamespace(describe=lambda: None))
     assert asked == [{"batch_size": 4, "num_steps": 3}]

@@ -12,8 +12,7 @@ import numpy as np
 
 from pirl.data.robots import get_robot
 from pirl.envs.base import RobotEnv, Start, robot_spaces
-from pirl.envs.pools import Lost
-from pirl.envs.stepping import Stepper
+from pirl.envs.runner import EnvRunner, EpisodeFailed
 from pirl.errors import EnvError
 
 FAIR = "fair_env:test/Fair-v0"
@@ -59,9 +58,6 @@ class Fair(RobotEnv):
         done = self._steps == 4 + self._seed % 3 and lucky
         return self._observe(), float(done), done, self._steps >= self.max_steps and not done, {"success": done}
 
-    def get_state(self) -> dict[str, np.ndarray]:
-        return {"state": self._state.copy(), "luck": np.array(self._luck), "steps": np.array(self._steps)}
-
     def _observe(self) -> dict[str, np.ndarray]:
         return {ROBOT.state[0]: self._state.astype(np.float32)}
 
@@ -101,15 +97,15 @@ class FairPool:
 
     def __init__(self, size: int, env_class: type[Fair], options: dict[str, Any]) -> None:
         self.size = size
-        self._steppers = [Stepper(env_class(**options)) for _ in range(size)]
-        self.description = self._steppers[0].description
+        self._runners = [EnvRunner(env_class(**options)) for _ in range(size)]
+        self.description = self._runners[0].description
         self._queue: dict[int, Callable[[], Any]] = {}
 
     def start(self, slot: int, start: Start, expert: Any = None) -> None:
-        self._queue[slot] = lambda: self._steppers[slot].start(start, expert)
+        self._queue[slot] = lambda: self._runners[slot].start(start, expert)
 
-    def execute(self, slot: int, actions: Any, *, pictures: Any = "all") -> None:
-        self._queue[slot] = lambda: self._steppers[slot].execute(actions, pictures)
+    def execute(self, slot: int, actions: Any, *, images: Any = "all") -> None:
+        self._queue[slot] = lambda: self._runners[slot].execute(actions, images)
 
     def wait(self, slots: Sequence[int]) -> dict[int, Any]:
         answers: dict[int, Any] = {}
@@ -117,7 +113,7 @@ class FairPool:
             try:
                 answers[slot] = self._queue.pop(slot)()
             except EnvError as error:
-                answers[slot] = Lost(str(error))
+                answers[slot] = EpisodeFailed(str(error))
         return answers
 
     def close(self) -> None:

@@ -16,8 +16,8 @@ import toy_learner
 from training_runs import assert_same_run, once, pirl_command, read_metrics, values_of
 
 from pirl.data import PolicyIO
-from pirl.envs.planner import load_planner
-from pirl.envs.pools import open_pool
+from pirl.envs.policy import load_trained_policy
+from pirl.envs.pool import open_pool
 from pirl.training.acting import evaluated_planner
 from pirl.training.inspect import load_agent
 
@@ -151,11 +151,11 @@ def test_the_exported_policy_is_whole_and_acts_by_itself_as_in_the_run(
     with open_pool(config.env, 2) as pool:
         steps = config.agent.denoising_steps
         assert steps != 10, "another number than what is planned with where nobody says one"
-        by_itself = load_planner(run, pool.description, batch_size=2, num_steps=steps)
+        by_itself = load_trained_policy(run, pool.description, batch_size=2, num_steps=steps)
         inside = evaluated_planner(agent, policy_io, pool, config)
         random_state = np.random.default_rng(0).normal(size=(2, 8)).astype(np.float32)
         question = ({"observation.state": random_state}, ["put the red block on the green zone"] * 2, [3, 4], [0, 8])
-        np.testing.assert_array_equal(inside.plan(*question), by_itself.plan(*question))
+        np.testing.assert_array_equal(inside.infer(*question), by_itself.infer(*question))
     assert jax.tree.leaves(agent)[0].devices() == {jax.devices()[0]}
 
 

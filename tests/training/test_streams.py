@@ -9,14 +9,13 @@ import pytest
 from toy_learner import ToyAgent
 from training_runs import assert_same_run, values_of
 
-from eval_fakes import ROBOT as WALKER
-from eval_fakes import CorridorPool, Walker
+from fakes import WALKER, CorridorPool, Walker
 from pirl.config import OnlineConfig
 from pirl.data import ChunkSampler, ChunkShape, PolicyIO, ReplayBuffer, get_robot
 from pirl.data import replay as replay_buffer
 from pirl.data.lerobot.reader import open_dataset
 from pirl.data.outcomes import OutcomeConfig, read_outcomes
-from pirl.envs.rollouts import make_starts
+from pirl.envs.rollout import make_starts
 from pirl.interop import NormStats, save_checkpoint
 from pirl.models import abstract_model, get_model_config, get_parameters
 from pirl.training.setup import set_up
@@ -110,8 +109,8 @@ def test_rewards_are_shaped_as_those_of_the_dataset(practise, reward):
 def test_online_rewards_of_the_tabletop_equal_those_of_its_recorded_twin(configure, data, tmp_path):
     """The same episodes, once read from the dataset and once acted again, have the same rewards."""
     from pirl.envs.experts import ExpertConfig
-    from pirl.envs.pools import open_pool
-    from pirl.envs.rollouts import roll_out
+    from pirl.envs.pool import open_pool
+    from pirl.envs.rollout import roll_out
     from pirl.training.streams import shaped_episode
 
     config = configure()

@@ -13,7 +13,7 @@ import pytest
 from training_runs import assert_same_run, read_metrics, read_state, values_of
 
 from pirl.data import ChunkSampler
-from pirl.envs.planner import find_policy
+from pirl.envs.policy import find_policy
 from pirl.errors import ConfigError, DataError, EnvError, TrainingError, UserError
 from pirl.interop import open_checkpoint
 from pirl.run_files import RunFiles

@@ -13,7 +13,7 @@ from pirl.cli.options import EXPERT, ActingInMany
 from pirl.errors import UserError
 
 if TYPE_CHECKING:
-    from pirl.envs.collecting import CollectionLog
+    from pirl.envs.collect import CollectionLog
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,9 +53,9 @@ class Collect(ActingInMany):
         if self.episodes is None and self.env_steps is None:
             raise UserError("pirl collect needs --episodes or --env-steps.")
         self.check(**{"episodes": self.episodes, "env-steps": self.env_steps})
-        from pirl.envs.collecting import DatasetFormat, collect, open_log
-        from pirl.envs.pools import open_pool
-        from pirl.envs.rollouts import make_starts
+        from pirl.envs.collect import DatasetFormat, collect_dataset, open_log
+        from pirl.envs.pool import open_pool
+        from pirl.envs.rollout import make_starts
 
         self.print_notes()
         envs = self.num_envs()
@@ -78,7 +78,7 @@ class Collect(ActingInMany):
                 print(f"{done} {f'of {self.episodes} ' if self.episodes else ''}episodes exist; continuing")
             total = max(0, self.episodes - done) if self.episodes else None
             with progress(total, f"collecting in {self.env_config().id}") as advance:
-                log = collect(
+                log = collect_dataset(
                     pool,
                     actor,
                     starts,

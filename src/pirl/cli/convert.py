@@ -49,7 +49,7 @@ class Convert(WithJson):
 
     def run(self) -> int:
         """Run the command; returns the exit code."""
-        from pirl.envs.planner import find_policy
+        from pirl.envs.policy import find_policy
         from pirl.interop.checkpoint import open_checkpoint
 
         self._reject_unused_options()

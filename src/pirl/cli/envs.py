@@ -84,36 +84,35 @@ class Play(Acting):
         self.check(episodes=self.episodes, size=self.size)
         video = self._video_file()
         self.print_notes()
-        from pirl.envs.evaluation import Summary
-        from pirl.envs.playing import play
+        from pirl.envs.evaluation import Summary, play
         from pirl.envs.registry import make_env, with_render_size
-        from pirl.envs.rollouts import make_starts
-        from pirl.envs.video import write_films
+        from pirl.envs.rollout import make_starts
+        from pirl.envs.video import write_videos
 
-        results, films, steps = [], [], self.resolved.execute_steps
+        results, videos, steps = [], [], self.resolved.execute_steps
         with contextlib.closing(make_env(with_render_size(self.env_config(), self.size))) as env:
             description = env.describe()
             actor = self.load_policy(policy, description, 1)
             for index, start in enumerate(make_starts(description, self.episodes, self.seed, self.task)):
-                result, film = play(env, actor, start, execute_steps=steps, render=video is not None, index=index)
+                result, recorded = play(env, actor, start, execute_steps=steps, render=video is not None, index=index)
                 results.append(result)
-                films += [] if film is None else [film]
+                videos += [] if recorded is None else [recorded]
                 outcome = "success" if result.success else "failure" if result.terminated else "timeout"
                 print(f"seed {result.seed}: {outcome} after {result.length} steps: {result.prompt}")
         print(f"{policy}: {Summary.of(results)}")
         if video is not None:
-            write_films(video, films, description.fps, side=self.size)
+            write_videos(video, videos, description.fps, side=self.size)
             print(f"video: {video}")
         return 0
 
     def _video_file(self) -> Path | None:
         if self.render is None and self.out is None:
             return None
-        from pirl.envs.video import film_format
+        from pirl.envs.video import video_format
 
         name = re.sub(r"\W+", "_", self.env_config().id).strip("_")
         file = self.out or Path(f"{name}.{self.render}")
-        if film_format(file) != (self.render or film_format(file)):
+        if video_format(file) != (self.render or video_format(file)):
             raise UserError(f"--render {self.render} does not fit --out {file}: its name should end in .{self.render}.")
         check_writable(file)
         return file

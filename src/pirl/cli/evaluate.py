@@ -1,7 +1,7 @@
 """`pirl eval`: measures how often a policy succeeds, and compares two policies."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -46,10 +46,10 @@ class Evaluate(WithJson, ActingInMany):
         self.check(episodes=self.episodes)
         self.check_json()
         if self.video is not None:
-            from pirl.envs.video import film_format
+            from pirl.envs.video import video_format
 
             check_writable(self.video)
-            film_format(self.video)
+            video_format(self.video)
         self.print_notes()
         evaluations, fps = self._evaluate()
         for policy, evaluation in zip(self.policies, evaluations, strict=True):
@@ -63,13 +63,13 @@ class Evaluate(WithJson, ActingInMany):
             from pirl.envs.evaluation import compare
 
             comparison = compare(*evaluations)
-            print(comparison.in_words(*self.policies))
+            print(comparison.format(*self.policies))
             pairs = comparison.pairs
             print(
                 f"both succeed {pairs.both}, only the first {pairs.only_first}, only the second {pairs.only_second}, "
                 f"neither {pairs.neither}" + (f"; {comparison.left_out} left out" if comparison.left_out else "")
             )
-            content = {"first": content, "second": evaluations[1].to_json(), "comparison": comparison.to_json()}
+            content = {"first": content, "second": evaluations[1].to_json(), "comparison": asdict(comparison)}
         self.write_json(content, "the result")
         if self.video is not None:
             _write_video(self.video, evaluations, fps)
@@ -77,8 +77,8 @@ class Evaluate(WithJson, ActingInMany):
 
     def _evaluate(self) -> tuple[list["Evaluation"], int]:
         from pirl.envs.evaluation import evaluate
-        from pirl.envs.pools import open_pool
-        from pirl.envs.rollouts import make_starts
+        from pirl.envs.pool import open_pool
+        from pirl.envs.rollout import make_starts
 
         evaluations, envs = [], self.num_envs()
         with open_pool(self.env_config(), min(envs, self.episodes), timeout=self.timeout) as pool:
@@ -95,7 +95,7 @@ class Evaluate(WithJson, ActingInMany):
                         starts,
                         execute_steps=self.resolved.execute_steps,
                         settings=self.describe(policy) | {"episodes": self.episodes, "envs": envs},
-                        films=_RECORDED if self.video is not None else 0,
+                        videos=_RECORDED if self.video is not None else 0,
                         on_episode=advance,
                     )
                 evaluations.append(evaluation)
@@ -104,13 +104,13 @@ class Evaluate(WithJson, ActingInMany):
 
 def _write_video(path: Path, evaluations: list["Evaluation"], fps: int) -> None:
     """Episodes side by side; those of two policies from one initial state are neighbors."""
-    from pirl.envs.video import write_films
+    from pirl.envs.video import write_videos
 
-    shown = [index for index in evaluations[0].films if all(index in one.films for one in evaluations)]
-    films = [evaluation.films[index] for index in shown for evaluation in evaluations]
-    if not films:
+    shown = [index for index in evaluations[0].videos if all(index in one.videos for one in evaluations)]
+    videos = [evaluation.videos[index] for index in shown for evaluation in evaluations]
+    if not videos:
         raise UserError("no episode started, so there is no video.")
-    write_films(path, films, fps, columns=4 if len(films) > 4 else len(films))
+    write_videos(path, videos, fps, columns=4 if len(videos) > 4 else len(videos))
     print(f"video of {len(shown)} episodes: {path}")
 
 

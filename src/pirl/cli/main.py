@@ -195,7 +195,7 @@ def _expanded_paths(parsed: Any) -> dict[str, Any]:
 
 def _about_unexpected(words: Sequence[str], arguments: Sequence[str], command: Any, program: str) -> str:
     """The message about words that no option takes."""
-    from pirl.envs.known import KNOWN
+    from pirl.envs.registry import KNOWN
 
     fields = {f"--{field.name.replace('_', '-')}": field for field in dataclasses.fields(command)}
     before = next((flag for flag, word in itertools.pairwise(arguments) if word == words[0]), "")

@@ -21,7 +21,7 @@ from pirl.run_files import RunFiles, refuse_directory_of_runs
 if TYPE_CHECKING:
     from pirl.config import RLTrainConfig
     from pirl.envs.base import EnvDescription
-    from pirl.envs.planner import Planner
+    from pirl.envs.policy import Policy
     from pirl.envs.registry import EnvConfig
 
 EXPERT = "expert"
@@ -309,17 +309,17 @@ class Acting(InEnvironment):
         """The environment to use: as given, or that of the runs with the options that were given."""
         return self.resolved.env
 
-    def load_policy(self, policy: str, description: "EnvDescription", batch_size: int) -> "Planner | ExpertConfig":
+    def load_policy(self, policy: str, description: "EnvDescription", batch_size: int) -> "Policy | ExpertConfig":
         """The expert, or the policy of a checkpoint."""
         if policy == EXPERT:
             if not description.has_expert:
                 raise UserError(f"{description.name} has no scripted expert; pass a checkpoint.")
             return self.expert
-        from pirl.envs.planner import load_planner
+        from pirl.envs.policy import load_trained_policy
         from pirl.training.setup import prepare_jax
 
         prepare_jax()
-        planner = load_planner(
+        planner = load_trained_policy(
             expand_home(policy),
             description,
             batch_size=batch_size,
@@ -335,7 +335,7 @@ class Acting(InEnvironment):
 
     def describe(self, policy: str) -> dict[str, Any]:
         """Everything that decides how the episodes of a policy go, ready for JSON."""
-        from pirl.envs.planner import find_policy
+        from pirl.envs.policy import find_policy
         from pirl.envs.registry import find_env_class
 
         env, used = self.env_config(), self.resolved
@@ -366,7 +366,7 @@ class ActingInMany(Acting):
 
     def num_envs(self) -> int:
         """How many environments run in parallel."""
-        from pirl.envs.pools import default_size
+        from pirl.envs.pool import default_size
 
         return default_size(self.env_config()) if self.envs is None else self.envs
 

@@ -11,8 +11,7 @@ from typing import Annotated, Any, get_args, get_origin, get_type_hints
 from pirl.cli.console import WIDE, show
 from pirl.config import RLTrainConfig
 from pirl.config.io import CHOICES, to_plain
-from pirl.envs.options import list_options
-from pirl.envs.registry import EnvConfig, find_env_class
+from pirl.envs.registry import EnvConfig, find_env_class, list_options
 from pirl.text import format_type
 
 _OPTION_WIDTH = 40

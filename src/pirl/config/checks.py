@@ -13,9 +13,9 @@ from pirl.config.schema import RLTrainConfig
 from pirl.data.lerobot.reader import Dataset, is_hub_id
 from pirl.data.robots import Robot, load_robot
 from pirl.data.transforms import indicate
-from pirl.envs.planner import find_policy
+from pirl.envs.base import MAX_EVALUATION_SEED
+from pirl.envs.policy import find_policy
 from pirl.envs.registry import find_env_class
-from pirl.envs.seeds import MEASURED
 from pirl.errors import ConfigError, DataError, UserError
 from pirl.files import expand_home, is_elsewhere
 from pirl.imports import is_installed
@@ -285,10 +285,10 @@ def _environment(config: RLTrainConfig) -> Iterator[str]:
     measured = "the policy would train on the initial states that it is evaluated on"
     if len(uses) == 2 and seed == evaluation.seed:
         yield f"{name} and evaluation.seed are both {seed}: {measured}. Set --{name} {seed + 1}."
-    elif len(uses) == 2 and by_iterations and evaluation.seed >= MEASURED:
+    elif len(uses) == 2 and by_iterations and evaluation.seed >= MAX_EVALUATION_SEED:
         yield (
             f"evaluation.seed = {evaluation.seed} is among the seeds of RIPT's initial states: {measured}. Set "
-            f"--evaluation.seed to less than {MEASURED}."
+            f"--evaluation.seed to less than {MAX_EVALUATION_SEED}."
         )
 
 

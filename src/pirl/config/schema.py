@@ -7,7 +7,7 @@ from typing import Literal
 from pirl.agents.config import ACRLPDConfig, BCConfig, RIPTConfig
 from pirl.data.outcomes import OutcomeConfig
 from pirl.data.prepare import Selection
-from pirl.envs.curriculum import CurriculumConfig
+from pirl.envs.groups import CurriculumConfig
 from pirl.envs.registry import EnvConfig
 from pirl.errors import ConfigError, check_fields
 from pirl.models.config import Pi0Config

@@ -11,7 +11,7 @@ from typing import Any
 from pirl.agents.config import ACRLPDConfig, BCConfig, OptimizerConfig, RIPTConfig
 from pirl.config import RLTrainConfig, debug_config, get_config, to_plain
 from pirl.demo.steps import Stages, Step
-from pirl.envs.collecting import LOG_FILE
+from pirl.envs.collect import LOG_FILE
 from pirl.envs.experts import ExpertConfig
 from pirl.report.runs import count_env_steps, read_log
 from pirl.run_files import RunFiles, saved_steps

@@ -14,9 +14,8 @@ from pirl.config import load_config, to_plain
 from pirl.demo.plans import DENOISING_STEPS, Demo, Policy
 from pirl.demo.steps import STEPS_FILE, all_steps, run_steps
 from pirl.envs.base import Start
-from pirl.envs.collecting import LOG_FILE
-from pirl.envs.evaluation import Evaluation, compare, versions
-from pirl.envs.playing import play
+from pirl.envs.collect import LOG_FILE
+from pirl.envs.evaluation import Evaluation, compare, play, versions
 from pirl.errors import DataError
 from pirl.files import write_file
 from pirl.jobs import open_directory
@@ -119,7 +118,7 @@ def _result(
         result["env_steps"] = describe_episodes(demo.out / own)["frames"] if own else demo.env_steps(run)
         result["minutes"] = round(sum(seconds.get(f"train_{each}", 0.0) for each in policy.trained) / 60, 2)
     if policy.key != demo.baseline:
-        result["paired"] = compare(evaluations[demo.baseline], evaluation).to_json()
+        result["paired"] = asdict(compare(evaluations[demo.baseline], evaluation))
     return result
 
 

@@ -1,74 +1,24 @@
-"""Where a policy acts: environments, pools of them, rollouts, and what measures and collects them.
+"""Where a policy acts: environments, pools of them, rollouts, evaluation, data collection.
 
-Importing this registers pirl's environments with Gymnasium and nothing more; each name is loaded when it is used.
+Importing it registers pirl's environments with Gymnasium and loads neither JAX nor a simulator.
 """
 
-from typing import TYPE_CHECKING
+from pirl.envs.adapter import EnvAdapter
+from pirl.envs.base import EnvDescription, EnvObservation, Expert, RobotEnv, Start
+from pirl.envs.experts import ExpertConfig
+from pirl.envs.registry import EnvConfig, list_envs, make_env, register_envs
 
-from pirl.envs.known import register_envs
-from pirl.lazy import lazy_names
-
-if TYPE_CHECKING:
-    from pirl.envs.adapter import EnvAdapter
-    from pirl.envs.base import EnvDescription, EnvObservation, EnvState, Expert, RobotEnv, Start
-    from pirl.envs.collecting import collect
-    from pirl.envs.evaluation import Comparison, Evaluation, compare, evaluate
-    from pirl.envs.experts import ExpertConfig
-    from pirl.envs.intervals import mcnemar, wilson
-    from pirl.envs.planner import Planner, PolicyPlanner, find_policy, load_planner
-    from pirl.envs.pools import EnvPool, Lost, Segment, Started, open_pool
-    from pirl.envs.registry import EnvConfig, EnvEntry, list_envs, make_env
-    from pirl.envs.rollouts import Rollout, make_starts, roll_out
+__all__ = [
+    "EnvAdapter",
+    "EnvConfig",
+    "EnvDescription",
+    "EnvObservation",
+    "Expert",
+    "ExpertConfig",
+    "RobotEnv",
+    "Start",
+    "list_envs",
+    "make_env",
+]
 
 register_envs()
-
-__getattr__, __dir__, __all__ = lazy_names(
-    __name__,
-    {
-        "adapter": ("EnvAdapter",),
-        "base": (
-            "EnvDescription",
-            "EnvObservation",
-            "EnvState",
-            "Expert",
-            "RobotEnv",
-            "Start",
-        ),
-        "collecting": ("collect",),
-        "evaluation": (
-            "Comparison",
-            "Evaluation",
-            "compare",
-            "evaluate",
-        ),
-        "experts": ("ExpertConfig",),
-        "intervals": (
-            "mcnemar",
-            "wilson",
-        ),
-        "planner": (
-            "Planner",
-            "PolicyPlanner",
-            "find_policy",
-            "load_planner",
-        ),
-        "pools": (
-            "EnvPool",
-            "Lost",
-            "Segment",
-            "Started",
-            "open_pool",
-        ),
-        "registry": (
-            "EnvConfig",
-            "EnvEntry",
-            "list_envs",
-            "make_env",
-        ),
-        "rollouts": (
-            "Rollout",
-            "make_starts",
-            "roll_out",
-        ),
-    },
-)

@@ -1,6 +1,5 @@
-"""What every environment is: a Gymnasium environment that speaks the language of one robot's datasets."""
+"""The interface of an environment: a Gymnasium environment with the names and units of one robot's datasets."""
 
-from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -15,33 +14,34 @@ from pirl.errors import ConfigError
 
 # An observation has the names of the robot's dataset: every camera (uint8, h × w × 3) and the state (float32).
 EnvObservation = dict[str, np.ndarray]
-# A simulator's state as named arrays, so that it can be sent to another process and kept in a file.
-EnvState = Mapping[str, np.ndarray]
-# The action to take now. An expert looks into the simulator of the environment that made it, for one episode.
+# Returns the next action of an episode. It reads the simulator of the environment that made it.
 Expert = Callable[[], Float32[np.ndarray, " action_dim"]]
+
+# The seeds of evaluations, or of curricula, are SEEDS_APART apart, and within one those of tasks TASKS_APART: each task
+# counts from a round number, because some environments choose one of their initial states by the seed.
+SEEDS_APART, TASKS_APART = 1_000_000, 10_000
+# RIPT starts its rollouts from these seeds, which all fit into 31 bits; evaluations stay below them.
+FIRST_SEED, SEEDS = 1_000_000_000, 1_000_000_000
+MAX_EVALUATION_SEED = FIRST_SEED // SEEDS_APART
 
 
 @dataclass(frozen=True)
 class Start:
-    """How an episode begins: the task, and a seed for all that is random. A state, if given, is where it begins.
-
-    Attempts of one start differ in what the policy draws, and in nothing that the environment does by itself.
-    """
+    """The task of an episode and its seed. Attempts at the same start differ only in the noise of the policy."""
 
     task: str
     seed: int
-    state: EnvState | None = None
     attempt: int = 0
 
     @property
-    def acting_seed(self) -> int:
-        """The seed of the policy's noise: another for every attempt, and the start's own for the first."""
+    def policy_seed(self) -> int:
+        """The seed of the policy's noise; for the first attempt, the seed of the start."""
         return self.seed + (self.attempt << 48)
 
 
 @dataclass(frozen=True)
 class EnvDescription:
-    """What others need to know of an environment without having it at hand."""
+    """What can be known of an environment without having it in this process."""
 
     name: str
     robot: Robot
@@ -54,16 +54,15 @@ class EnvDescription:
 
 
 class RobotEnv(gymnasium.Env[EnvObservation, np.ndarray]):
-    """A Gymnasium environment of one robot, with named tasks, states to return to, and (mostly) a scripted expert.
+    """A Gymnasium environment of one robot, with named tasks and (mostly) a scripted expert.
 
-    - `reset(seed=, options={"task": …, "state": …})`: the seed decides all that is random, the task (one of `tasks`;
-      without it the seed chooses) what is to be done. With a state, which `get_state` gave, the episode continues from
-      exactly there; with a seed besides, what is still to be random comes from the seed.
-    - `info["prompt"]` says after a reset what to do, in words; `info["task"]` names the task; `info["success"]` says
+    - `reset(seed=, options={"task": …})`: the seed decides all that is random; the task is one of `tasks`, and chosen by
+      the seed if not given.
+    - `info["prompt"]` is the instruction and `info["task"]` the name of the task, after a reset; `info["success"]` says
       after every step whether the task is done.
     - `terminated` means that the task truly ended; after `max_steps` the environment itself says `truncated`.
-    - While `cameras_on` is False nobody looks at pictures, which mostly cost more than all the rest: observations may
-      come without them, and nothing else is different. Only who steps the environment for pirl turns cameras off.
+    - While `cameras_on` is False, observations may come without images, and nothing else is different: rendering mostly
+      costs more than all the rest. Only pirl's own runners turn cameras off.
     """
 
     name: ClassVar[str]
@@ -73,16 +72,11 @@ class RobotEnv(gymnasium.Env[EnvObservation, np.ndarray]):
     max_steps: int
     cameras_on: bool = True
 
-    @abstractmethod
-    def get_state(self) -> EnvState:
-        """All that decides how the episode goes on."""
-
     def make_expert(self, config: ExpertConfig, seed: int) -> Expert:
-        """A scripted expert for the episode that has just begun; the seed decides how and whether it errs."""
+        """A scripted expert for the episode that has just begun; the seed decides its errors."""
         raise ConfigError(f"{self.name} has no scripted expert.")
 
     def describe(self) -> EnvDescription:
-        """What others need to know of it."""
         assert isinstance(self.observation_space, gymnasium.spaces.Dict)
         return EnvDescription(
             name=self.name,
@@ -95,7 +89,7 @@ class RobotEnv(gymnasium.Env[EnvObservation, np.ndarray]):
         )
 
     def choose_task(self, options: Mapping[str, Any] | None) -> str:
-        """The task that the options of a reset name, else one by chance."""
+        """The task in the options of a reset, else a random one."""
         task = (options or {}).get("task")
         if task is None:
             return self.tasks[int(self.np_random.integers(len(self.tasks)))]

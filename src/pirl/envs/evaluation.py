@@ -1,33 +1,40 @@
-"""How often a policy succeeds, with what can be believed of it; and whether one is better than another."""
+"""Success rates of policies with their confidence intervals, and paired comparisons of two policies."""
 
+import contextlib
 import functools
+import math
 import platform
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from importlib import metadata
-from statistics import fmean
+from statistics import NormalDist, fmean
 from typing import Any
 
-from pirl.envs.base import Start
-from pirl.envs.experts import ExpertConfig
-from pirl.envs.intervals import SIGNIFICANT, Pairs, mcnemar, paired_difference, probability, wilson
-from pirl.envs.planner import Planner
-from pirl.envs.pools import EnvPool
-from pirl.envs.rollouts import Rollout, roll_out
-from pirl.envs.video import Film
-from pirl.errors import DataError
+import numpy as np
+from jaxtyping import UInt8
 
-# What may change the outcome of an episode or of training, where it is installed.
+from pirl.envs.base import RobotEnv, Start
+from pirl.envs.experts import ExpertConfig
+from pirl.envs.policy import Policy
+from pirl.envs.pool import EnvPool
+from pirl.envs.rollout import Rollout, roll_out
+from pirl.envs.runner import EnvRunner
+from pirl.envs.video import Video
+from pirl.errors import ConfigError, DataError, EnvError, UserError
+
+# Packages that may change the outcome of an episode or of training.
 _PACKAGES = (
     *("pirl", "jax", "numpy", "flax", "optax", "orbax-checkpoint"),
     *("gymnasium", "mujoco", "gym-aloha", "hf-libero", "metaworld"),
 )
+# A difference whose p value is below this is called significant.
+SIGNIFICANT = 0.05
 
 
 @dataclass(frozen=True)
 class EpisodeResult:
-    """How one episode went. `lost`: why it could not be finished (a crash, a hang, NaN)."""
+    """The result of one episode. `lost`: why it could not be finished (a crash, a hang, NaN)."""
 
     index: int
     task: str
@@ -48,7 +55,7 @@ class EpisodeResult:
             task=rollout.task,
             prompt=rollout.prompt,
             seed=rollout.start.seed,
-            success=rollout.success and rollout.lost is None,
+            success=rollout.success,
             episode_return=float(rollout.rewards.sum(dtype="float64")),
             length=len(rollout.rewards),
             terminated=rollout.terminated,
@@ -59,7 +66,7 @@ class EpisodeResult:
 
 @dataclass(frozen=True)
 class Summary:
-    """What the episodes of one task, or all of them, come to.
+    """The episodes of one task, or all of them, summed up.
 
     Lost ones are in no mean, and in one rate only: the policy may have had its part in losing them.
     """
@@ -77,7 +84,6 @@ class Summary:
 
     @classmethod
     def of(cls, results: Sequence[EpisodeResult]) -> "Summary":
-        """Sum up results."""
         finished = [result for result in results if result.lost is None]
         successes = [result for result in finished if result.success]
         return cls(
@@ -104,14 +110,19 @@ class Summary:
         )
 
 
+def _mean(values: Iterable[float]) -> float | None:
+    listed = list(values)
+    return fmean(listed) if listed else None
+
+
 @dataclass(frozen=True)
 class Evaluation:
-    """The result of every episode, in the order of their starts, and all it takes to get them again."""
+    """The result of every episode, in the order of their starts, and the settings that reproduce them."""
 
     results: tuple[EpisodeResult, ...]
     settings: Mapping[str, Any]
     seconds: float = 0.0
-    films: Mapping[int, Film] = field(default_factory=dict, repr=False, compare=False)  # by index
+    videos: Mapping[int, Video] = field(default_factory=dict, repr=False, compare=False)  # by index
 
     def summary(self) -> Summary:
         """All episodes together."""
@@ -123,7 +134,7 @@ class Evaluation:
         return {task: Summary.of([result for result in self.results if result.task == task]) for task in tasks}
 
     def to_json(self) -> dict[str, Any]:
-        """Everything; the same settings give the same again, but for `seconds`."""
+        """Everything but the videos; the same settings give the same again, but for `seconds`."""
         return {
             "settings": dict(self.settings),
             "versions": versions(),
@@ -135,38 +146,184 @@ class Evaluation:
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> "Evaluation":
-        """What `to_json` gave; a KeyError or a TypeError if it is something else."""
+        """The inverse of `to_json`; a KeyError or a TypeError for anything else."""
         results = tuple(EpisodeResult(**episode) for episode in content["episodes"])
         return cls(results, content["settings"], content["seconds"])
 
 
 def evaluate(
     pool: EnvPool,
-    actor: Planner | ExpertConfig,
+    actor: Policy | ExpertConfig,
     starts: Sequence[Start],
     *,
     execute_steps: int,
     settings: Mapping[str, Any] | None = None,
-    films: int = 0,
+    videos: int = 0,
     on_episode: Callable[[EpisodeResult], None] | None = None,
 ) -> Evaluation:
-    """Let a policy, or the scripted expert, act from every start; keep the pictures of the first `films` episodes."""
+    """Run a policy, or the scripted expert, from every start; keep videos of the first `videos` episodes."""
     camera = next(iter(pool.description.robot.cameras.values()), None)
     begun = time.monotonic()
     results: dict[int, EpisodeResult] = {}
-    kept: dict[int, Film] = {}
-    for rollout in roll_out(pool, actor, starts, execute_steps=execute_steps, keep_images=range(films)):
+    kept: dict[int, Video] = {}
+    for rollout in roll_out(pool, actor, starts, execute_steps=execute_steps, keep_images=range(videos)):
         result = results[rollout.index] = EpisodeResult.of(rollout)
         if camera is not None and camera in rollout.observations and result.length:
-            kept[rollout.index] = Film(rollout.observations[camera], result.success if result.lost is None else None)
+            kept[rollout.index] = Video(rollout.observations[camera], result.success if result.lost is None else None)
         if on_episode is not None:
             on_episode(result)
     return Evaluation(
         results=tuple(results[index] for index in sorted(results)),
         settings=settings or {},
         seconds=time.monotonic() - begun,
-        films={index: kept[index] for index in sorted(kept)},
+        videos={index: kept[index] for index in sorted(kept)},
     )
+
+
+@functools.cache
+def versions() -> dict[str, str]:
+    """The versions of Python and of the installed packages that decide how an episode or a training run goes."""
+    found = {"python": platform.python_version()}
+    for package in _PACKAGES:
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            found[package] = metadata.version(package)
+    return found
+
+
+def play(
+    env: RobotEnv, actor: Policy | ExpertConfig, start: Start, *, execute_steps: int, render: bool, index: int = 0
+) -> tuple[EpisodeResult, Video | None]:
+    """Run one episode as a rollout does; with `render`, record `env.render()` at the beginning and after each step."""
+    runner, is_expert = EnvRunner(env), isinstance(actor, ExpertConfig)
+    with _failures_of(env, start, after=0):
+        reset = runner.start(start, actor if isinstance(actor, ExpertConfig) else None)
+    frames = [_render(env)] if render else []
+    observations = {name: value[None] for name, value in reset.observation.items()}
+    chunk = np.zeros((0, 0), np.float32)
+    steps, total, result = 0, 0.0, None
+    while result is None or not (result.terminated or result.truncated):
+        if not isinstance(actor, ExpertConfig) and steps % execute_steps == 0:
+            chunk = actor.infer(observations, [reset.prompt], [start.seed], [steps])[0]
+        now = steps % execute_steps
+        with _failures_of(env, start, after=steps):
+            result = runner.execute(1 if is_expert else chunk[now : now + 1])
+        observations = result.observations
+        steps, total = steps + 1, total + float(result.rewards[0])
+        if render:
+            frames.append(_render(env))
+    return (
+        EpisodeResult(
+            index=index,
+            task=reset.task,
+            prompt=reset.prompt,
+            seed=start.seed,
+            success=result.success,
+            episode_return=total,
+            length=steps,
+            terminated=result.terminated,
+            truncated=result.truncated,
+            lost=None,
+        ),
+        Video(np.stack(frames), result.success) if render else None,
+    )
+
+
+@contextlib.contextmanager
+def _failures_of(env: RobotEnv, start: Start, after: int) -> Iterator[None]:
+    try:
+        yield
+    except ConfigError:
+        raise
+    except Exception as error:
+        reason = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
+        raise EnvError(f"{env.name} failed after {after} steps from seed {start.seed}: {reason}") from error
+
+
+def _render(env: RobotEnv) -> UInt8[np.ndarray, "H W 3"]:
+    image = env.render()
+    if not isinstance(image, np.ndarray):
+        raise ConfigError(f"{env.name} renders no images (render() gave {type(image).__name__}, not an array).")
+    return image
+
+
+# --- statistics -------------------------------------------------------------------------------------------------------
+
+
+def wilson(successes: int, n: int, confidence: float = 0.95) -> tuple[float, float]:
+    """Wilson's score interval of a success rate; (0, 1) without episodes."""
+    if not 0 <= successes <= n:
+        raise ValueError(f"{successes} successes of {n}")
+    if n == 0:
+        return 0.0, 1.0
+    z = NormalDist().inv_cdf((1 + confidence) / 2)
+    rate = successes / n
+    center = rate + z**2 / (2 * n)
+    spread = z * math.sqrt(rate * (1 - rate) / n + z**2 / (4 * n**2))
+    # Rounding must not move the ends that are known exactly.
+    low = 0.0 if successes == 0 else (center - spread) / (1 + z**2 / n)
+    high = 1.0 if successes == n else (center + spread) / (1 + z**2 / n)
+    return low, high
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """How often two policies succeeded from the same starts."""
+
+    both: int
+    only_first: int
+    only_second: int
+    neither: int
+
+    @property
+    def n(self) -> int:
+        return self.both + self.only_first + self.only_second + self.neither
+
+    @property
+    def difference(self) -> float:
+        """The rate of the second minus the rate of the first."""
+        return (self.only_second - self.only_first) / self.n if self.n else 0.0
+
+
+def mcnemar(pairs: Pairs) -> float:
+    """The exact two-sided p value of McNemar's test: that the policies do not differ."""
+    differing = pairs.only_first + pairs.only_second
+    tail = sum(math.comb(differing, k) for k in range(min(pairs.only_first, pairs.only_second) + 1))
+    return min(1.0, 2 * tail / 2**differing)
+
+
+def paired_difference(pairs: Pairs, confidence: float = 0.95) -> tuple[float, float]:
+    """Newcombe's interval (1998, method 10) of `Pairs.difference`.
+
+    Of the intervals that hold with few pairs and rates near 0 or 1 it is the one in closed form: two Wilson intervals,
+    combined by the correlation of the outcomes.
+    """
+    n = pairs.n
+    if n == 0:
+        return -1.0, 1.0
+    first, second = pairs.both + pairs.only_first, pairs.both + pairs.only_second
+    low_1, high_1 = (abs(first / n - end) for end in wilson(first, n, confidence))
+    low_2, high_2 = (abs(second / n - end) for end in wilson(second, n, confidence))
+    phi = _correlation(pairs)
+    below = math.sqrt(max(0.0, low_2**2 - 2 * phi * low_2 * high_1 + high_1**2))
+    above = math.sqrt(max(0.0, high_2**2 - 2 * phi * high_2 * low_1 + low_1**2))
+    return max(-1.0, pairs.difference - below), min(1.0, pairs.difference + above)
+
+
+def _correlation(pairs: Pairs) -> float:
+    """Of the two outcomes, with a continuity correction where it is positive."""
+    first, second = pairs.both + pairs.only_first, pairs.both + pairs.only_second
+    product = first * (pairs.n - first) * second * (pairs.n - second)
+    if product == 0:
+        return 0.0
+    excess: float = pairs.both * pairs.neither - pairs.only_first * pairs.only_second
+    if excess > 0:
+        excess = max(0.0, excess - pairs.n / 2)
+    return excess / math.sqrt(product)
+
+
+def format_p_value(p_value: float) -> str:
+    """A p value with its relation sign: `< 0.0001`, `= 0.0012`, `= 0.123`."""
+    return "< 0.0001" if p_value < 0.0001 else f"= {p_value:.4f}" if p_value < 0.01 else f"= {p_value:.3f}"
 
 
 @dataclass(frozen=True)
@@ -179,22 +336,18 @@ class Comparison:
     interval: tuple[float, float]
     p_value: float
 
-    def in_words(self, first: str, second: str) -> str:
-        """What follows from it, for a person."""
+    def format(self, first: str, second: str) -> str:
+        """The conclusion in a sentence."""
         if not self.pairs.n:
             return f"{first} and {second} finished no episode from the same start: there is nothing to compare."
         low, high = self.interval
         facts = (
             f"{100 * self.difference:+.1f} points [{100 * low:+.1f}, {100 * high:+.1f}] on {self.pairs.n} paired "
-            f"episodes, p {probability(self.p_value)} (exact McNemar test)"
+            f"episodes, p {format_p_value(self.p_value)} (exact McNemar test)"
         )
         if self.p_value >= SIGNIFICANT:
-            return f"No difference between {first} and {second} can be told: {facts}."
+            return f"No significant difference between {first} and {second}: {facts}."
         return f"{second} is {'better' if self.difference > 0 else 'worse'} than {first}: {facts}."
-
-    def to_json(self) -> dict[str, Any]:
-        """All of it."""
-        return asdict(self)
 
 
 def compare(first: Evaluation, second: Evaluation) -> Comparison:
@@ -217,27 +370,8 @@ def compare(first: Evaluation, second: Evaluation) -> Comparison:
     )
 
 
-@functools.cache
-def versions() -> dict[str, str]:
-    """Of what decides how an episode or a training run goes, where it is installed."""
-    found = {"python": platform.python_version()}
-    for package in _PACKAGES:
-        try:
-            found[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            continue
-    return found
-
-
 def _by_start(evaluation: Evaluation) -> dict[tuple[str, int], EpisodeResult]:
     results = {(result.task, result.seed): result for result in evaluation.results}
     if len(results) < len(evaluation.results):
-        raise DataError(
-            "an evaluation has two episodes of the same task and seed: they cannot be paired with another's."
-        )
+        raise DataError("an evaluation has two episodes of the same task and seed: they cannot be paired.")
     return results
-
-
-def _mean(values: Iterable[float]) -> float | None:
-    listed = list(values)
-    return fmean(listed) if listed else None

@@ -1,28 +1,31 @@
-"""Several attempts from each of many beginnings: the groups whose outcomes differ, found within a budget."""
+"""RIPT's rollouts: several attempts at each context, and a curriculum of the contexts to try next."""
 
+import math
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from statistics import fmean
+from typing import Any
 
 import numpy as np
-from jaxtyping import Float32
+from jaxtyping import Float32, Float64
 
-from pirl.envs.base import EnvObservation, Start
-from pirl.envs.planner import Planner
-from pirl.envs.pools import EnvPool
-from pirl.envs.rollouts import Rollout, roll_out
-from pirl.errors import ConfigError, EnvError
+from pirl.envs.base import FIRST_SEED, SEEDS, SEEDS_APART, TASKS_APART, EnvDescription, EnvObservation, Start
+from pirl.envs.policy import Policy
+from pirl.envs.pool import EnvPool
+from pirl.envs.rollout import Rollout, roll_out
+from pirl.errors import CheckpointError, ConfigError, EnvError
 
-# What an attempt adds to the seed of the noise has to fit beside the seed (see `Start.acting_seed`).
-_MOST_ATTEMPTS = 1 << 15
-# The same beginning on another machine may be rounded otherwise; another beginning is further away.
+# The attempt is added to the seed of the noise, above the bits of the seed (see `Start.policy_seed`).
+_MAX_ATTEMPTS = 1 << 15
+# The same initial state on another machine may be rounded otherwise; another initial state is further away.
 _SAME_STATE = 1e-4
 
 
 @dataclass(frozen=True)
 class Context:
-    """A beginning: a task, and the seed of everything in it that is random but the policy."""
+    """An initial state: a task, and the seed of everything in it that is random but the policy."""
 
     task: str
     seed: int
@@ -30,7 +33,7 @@ class Context:
 
 @dataclass(frozen=True)
 class Group:
-    """The attempts from one context that were finished, in their order, and why the others were lost."""
+    """The finished attempts at one context, in their order, and why the others were lost."""
 
     context: Context
     attempts: tuple[Rollout, ...]
@@ -38,7 +41,6 @@ class Group:
 
     @property
     def successes(self) -> int:
-        """How many attempts succeeded."""
         return sum(rollout.success for rollout in self.attempts)
 
     @property
@@ -48,16 +50,16 @@ class Group:
 
     @property
     def is_uniform(self) -> bool:
-        """Whether all ended alike, so that nothing can be learned from how they differ."""
+        """Whether all attempts ended alike, so that there is nothing to learn from their difference."""
         return self.successes in (0, len(self.attempts))
 
 
 @dataclass(frozen=True)
 class GroupedRollouts:
-    """What became of all contexts that were tried, in the order in which they were drawn.
+    """All contexts that were tried, in the order in which they were drawn.
 
-    `kept` are the groups with successes and failures. `dropped` are the others; their pictures are not kept. Steps of
-    lost attempts count too. `policy_seconds` is the time that `plans` inferences took, while others were stepping.
+    `kept` are the groups with successes and failures; `dropped` are the others, without images. The steps of lost
+    attempts count too. `policy_seconds` is the time of `inferences` by the policy, while others were stepping.
     """
 
     wanted: int
@@ -66,11 +68,10 @@ class GroupedRollouts:
     env_steps: int
     seconds: float
     policy_seconds: float
-    plans: int
+    inferences: int
 
     @property
     def tried(self) -> int:
-        """How many contexts were tried."""
         return len(self.kept) + len(self.dropped)
 
     @property
@@ -80,12 +81,11 @@ class GroupedRollouts:
 
     @property
     def attempts(self) -> int:
-        """Attempts that were finished, in all groups."""
+        """Finished attempts in all groups."""
         return sum(len(group.attempts) for group in self.kept + self.dropped)
 
     @property
     def successes(self) -> int:
-        """Attempts that succeeded, in all groups."""
         return sum(group.successes for group in self.kept + self.dropped)
 
     @property
@@ -96,39 +96,35 @@ class GroupedRollouts:
 
 def roll_out_groups(
     pool: EnvPool,
-    planner: Planner,
+    policy: Policy,
     contexts: Iterator[Context],
     *,
     attempts: int,
     groups: int,
     budget: int,
     execute_steps: int,
-    keep_images: bool = True,
     on_rollout: Callable[[Rollout], None] | None = None,
 ) -> GroupedRollouts:
-    """Roll out contexts, each so many times, until so many groups have both outcomes or `budget` contexts were tried.
+    """Try contexts, each so many times, until so many groups have both outcomes or `budget` contexts were tried.
 
-    Never are more groups kept or under way than wanted. So nothing is rolled out in vain, and whatever the size of the
-    pool and the timing, the result is that of trying one context after the other. An attempt that is lost is counted,
-    and its group goes on with the others. `on_rollout` gets every finished attempt with its pictures, also of groups
-    that are dropped. Where not a single step succeeds, and where attempts from one context begin in different states,
-    an `EnvError` says so.
+    No more groups are kept or under way than wanted. So nothing is rolled out in vain, and whatever the size of the pool
+    and the timing, the result is that of trying one context after the other. A lost attempt is counted, and its group
+    goes on with the others. `on_rollout` gets every finished attempt with its images, also of groups that are dropped.
+    An `EnvError` says when no step ever succeeds, or when attempts at one context begin in different states.
     """
-    if not 2 <= attempts <= _MOST_ATTEMPTS:
-        raise ConfigError(f"attempts = {attempts} should be at least 2, to be compared, and at most {_MOST_ATTEMPTS}.")
+    if not 2 <= attempts <= _MAX_ATTEMPTS:
+        raise ConfigError(f"attempts = {attempts} should be at least 2, to be compared, and at most {_MAX_ATTEMPTS}.")
     if groups < 1 or budget < 1:
         raise ConfigError(f"groups = {groups} and budget = {budget} should be at least 1.")
     begun = time.monotonic()
-    timed = _TimedPlanner(planner)
-    grouping = _Grouping(contexts, attempts, groups, budget)
+    timed = _TimedPolicy(policy)
+    grouping = _Grouping(contexts, attempts, groups, budget, pool.description.robot.state)
     # One bad context loses all its attempts, and something from outside may take all workers at once.
     patience = max(3 * attempts, 2 * pool.size)
-    for rollout in roll_out(
-        pool, timed, grouping, execute_steps=execute_steps, keep_images=keep_images, patience=patience
-    ):
+    for rollout in roll_out(pool, timed, grouping, execute_steps=execute_steps, keep_images=True, patience=patience):
         if rollout.lost is None and on_rollout is not None:
             on_rollout(rollout)
-        grouping.take(rollout, pool.description.robot.state)
+        grouping.add(rollout)
     return GroupedRollouts(
         wanted=groups,
         kept=tuple(group for _, group in sorted(grouping.kept.items())),
@@ -136,40 +132,35 @@ def roll_out_groups(
         env_steps=grouping.env_steps,
         seconds=time.monotonic() - begun,
         policy_seconds=timed.seconds,
-        plans=timed.plans,
+        inferences=timed.inferences,
     )
 
 
 @dataclass
-class _Growing:
-    """A group under way: what has come of its attempts so far, by their number."""
+class _OpenGroup:
+    """A group under way, with its attempts so far by their number."""
 
     number: int
     context: Context
     finished: dict[int, Rollout] = field(default_factory=dict)
     lost: dict[int, str] = field(default_factory=dict)
 
-    def group(self) -> Group:
-        return Group(
-            self.context,
-            tuple(rollout for _, rollout in sorted(self.finished.items())),
-            tuple(reason for _, reason in sorted(self.lost.items())),
-        )
-
 
 class _Grouping:
-    """The starts of `roll_out`, and where its rollouts go; what is started next depends on what came of the last."""
+    """The starts of `roll_out`, which depend on the rollouts that were added before."""
 
-    def __init__(self, contexts: Iterator[Context], attempts: int, groups: int, budget: int) -> None:
+    def __init__(
+        self, contexts: Iterator[Context], attempts: int, groups: int, budget: int, columns: Sequence[str]
+    ) -> None:
         self._contexts, self._attempts, self._groups, self._budget = contexts, attempts, groups, budget
-        self._drawn = 0
-        # Attempts that wait for a slot, and by the index of their rollout those that have, or had, one.
-        self._waiting: deque[tuple[_Growing, int]] = deque()
-        self._started: list[tuple[_Growing, int]] = []
-        self._growing = 0
+        self._columns = columns
+        self._drawn = self._open = self.env_steps = 0
+        # Attempts that wait for a slot, and those that were started, by the index of their rollout.
+        self._waiting: deque[tuple[_OpenGroup, int]] = deque()
+        self._started: list[tuple[_OpenGroup, int]] = []
+        # By the number of their context.
         self.kept: dict[int, Group] = {}
         self.dropped: dict[int, Group] = {}
-        self.env_steps = 0
 
     def __iter__(self) -> Iterator[Start | None]:
         return self
@@ -179,42 +170,48 @@ class _Grouping:
             self._open_group()
         if not self._waiting:
             return None
-        growing, attempt = self._waiting.popleft()
-        self._started.append((growing, attempt))
-        return Start(growing.context.task, growing.context.seed, attempt=attempt)
+        group, attempt = self._waiting.popleft()
+        self._started.append((group, attempt))
+        return Start(group.context.task, group.context.seed, attempt)
 
     def _open_group(self) -> None:
-        if self._drawn == self._budget or len(self.kept) + self._growing == self._groups:
+        if self._drawn == self._budget or len(self.kept) + self._open == self._groups:
             return
         if (context := next(self._contexts, None)) is None:
             return
-        growing = _Growing(self._drawn, context)
-        self._waiting.extend((growing, attempt) for attempt in range(self._attempts))
+        group = _OpenGroup(self._drawn, context)
+        self._waiting.extend((group, attempt) for attempt in range(self._attempts))
         self._drawn += 1
-        self._growing += 1
+        self._open += 1
 
-    def take(self, rollout: Rollout, columns: Sequence[str]) -> None:
+    def add(self, rollout: Rollout) -> None:
         """Put a rollout into its group, which may be complete with it."""
-        growing, attempt = self._started[rollout.index]
+        open_group, attempt = self._started[rollout.index]
         self.env_steps += len(rollout)
         if rollout.lost is not None:
-            growing.lost[attempt] = rollout.lost
+            open_group.lost[attempt] = rollout.lost
         else:
-            _check_beginning(next(iter(growing.finished.values()), rollout), rollout, columns)
-            growing.finished[attempt] = rollout
-        if len(growing.finished) + len(growing.lost) < self._attempts:
+            _check_same_beginning(next(iter(open_group.finished.values()), rollout), rollout, self._columns)
+            open_group.finished[attempt] = rollout
+        if len(open_group.finished) + len(open_group.lost) < self._attempts:
             return
-        self._growing -= 1
-        group = growing.group()
-        if group.is_uniform:
-            bare = tuple(_without_pictures(rollout, columns) for rollout in group.attempts)
-            self.dropped[growing.number] = replace(group, attempts=bare)
-            growing.finished.clear()
-        else:
-            self.kept[growing.number] = group
+        self._open -= 1
+        finished, lost = sorted(open_group.finished.items()), sorted(open_group.lost.items())
+        group = Group(
+            open_group.context, tuple(rollout for _, rollout in finished), tuple(reason for _, reason in lost)
+        )
+        if not group.is_uniform:
+            self.kept[open_group.number] = group
+            return
+        bare = tuple(
+            replace(rollout, observations={name: rollout.observations[name] for name in self._columns})
+            for rollout in group.attempts
+        )
+        self.dropped[open_group.number] = replace(group, attempts=bare)
+        open_group.finished.clear()  # with the images
 
 
-def _check_beginning(one: Rollout, other: Rollout, columns: Sequence[str]) -> None:
+def _check_same_beginning(one: Rollout, other: Rollout, columns: Sequence[str]) -> None:
     for column in columns:
         first, second = one.observations[column][0], other.observations[column][0]
         if not np.allclose(first, second, rtol=_SAME_STATE, atol=_SAME_STATE):
@@ -225,23 +222,148 @@ def _check_beginning(one: Rollout, other: Rollout, columns: Sequence[str]) -> No
             )
 
 
-def _without_pictures(rollout: Rollout, columns: Sequence[str]) -> Rollout:
-    return replace(rollout, observations={column: rollout.observations[column] for column in columns})
+class _TimedPolicy:
+    """A policy that measures its own time."""
 
+    def __init__(self, policy: Policy) -> None:
+        self.horizon, self._policy = policy.horizon, policy
+        self.seconds, self.inferences = 0.0, 0
 
-class _TimedPlanner:
-    """A planner, and how long it took."""
-
-    def __init__(self, planner: Planner) -> None:
-        self.horizon = planner.horizon
-        self.seconds, self.plans = 0.0, 0
-        self._planner = planner
-
-    def plan(
+    def infer(
         self, observations: EnvObservation, prompts: Sequence[str], seeds: Sequence[int], steps: Sequence[int]
     ) -> Float32[np.ndarray, "n horizon action_dim"]:
         begun = time.perf_counter()
-        chunks = self._planner.plan(observations, prompts, seeds, steps)
+        chunks = self._policy.infer(observations, prompts, seeds, steps)
         self.seconds += time.perf_counter() - begun
-        self.plans += 1
+        self.inferences += 1
         return chunks
+
+
+# --- the curriculum ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class CurriculumConfig:
+    """How contexts are chosen. The defaults suit about eight attempts at each."""
+
+    initial_states: int | None = None
+    """Number of initial states per task to learn from, each with its own success rate. By default every group of
+    attempts has a new initial state, and success rates are kept per task."""
+    success_rate_target: float = 0.5
+    """Contexts whose success rate is near this value are drawn most often."""
+    sharpness: float = 16.0
+    """How quickly the probability falls with the distance from the target; 0 draws all contexts equally often."""
+    floor: float = 0.05
+    """Relative probability of contexts far from the target (1 at the target)."""
+    memory: float = 0.5
+    """Decay of the running success rates: the weight of the old value when a new one is recorded."""
+
+    def __post_init__(self) -> None:
+        if self.initial_states is not None and not 1 <= self.initial_states <= TASKS_APART:
+            raise ConfigError(
+                f"curriculum.initial_states = {self.initial_states} should be between 1 and {TASKS_APART}, or left out."
+            )
+        if not 0 < self.success_rate_target < 1:
+            raise ConfigError(
+                f"curriculum.success_rate_target = {self.success_rate_target} should be between 0 and 1: where all "
+                "attempts end alike there is nothing to learn."
+            )
+        if not 0 <= self.sharpness < math.inf:
+            raise ConfigError(f"curriculum.sharpness = {self.sharpness} should be 0 or more.")
+        if not 0 < self.floor <= 1:
+            raise ConfigError(f"curriculum.floor = {self.floor} should be more than 0 and at most 1.")
+        if not 0 <= self.memory < 1:
+            raise ConfigError(f"curriculum.memory = {self.memory} should be at least 0 and less than 1.")
+
+
+class Curriculum:
+    """Draws contexts by the policy's success rate in them; one that was never tried counts as being at the target."""
+
+    def __init__(self, config: CurriculumConfig, description: EnvDescription, seed: int) -> None:
+        if seed < 0:
+            raise ConfigError(f"the seed of a curriculum is {seed}; it should be 0 or more.")
+        self._config, self._tasks, self._seed = config, description.tasks, seed
+        # If every context is new, a task has one success rate, under the number 0.
+        self._draws_new, self._states = config.initial_states is None, config.initial_states or 1
+        # Running success rates by task, and in them by the number of the initial state.
+        self._rates: dict[str, dict[int, float]] = {task: {} for task in self._tasks}
+
+    def contexts(self, iteration: int) -> Iterator[Context]:
+        """Contexts without end, none twice before all have been drawn.
+
+        They depend on the seed, the iteration and what has been recorded by now; what is recorded later counts in the
+        next iteration.
+        """
+        rng = np.random.default_rng([self._seed, iteration])
+        weights = self._weights()
+        return self._new_contexts(rng, weights) if self._draws_new else self._known_contexts(rng, weights)
+
+    def record(self, context: Context, success_rate: float | None) -> None:
+        """Update the running rate of a context; None, if no attempt was finished, counts as failure."""
+        if context.task not in self._rates:
+            raise ValueError(f"{context} is no context of this curriculum.")
+        number = 0 if self._draws_new else context.seed - self._seed_of(self._tasks.index(context.task), 0)
+        if not 0 <= number < self._states:
+            raise ValueError(f"{context} is no context of this curriculum.")
+        rates, memory = self._rates[context.task], self._config.memory
+        old = rates.get(number, self._config.success_rate_target)
+        rates[number] = memory * old + (1 - memory) * (success_rate or 0.0)
+
+    def state(self) -> dict[str, Any]:
+        """The recorded rates, for JSON; `restore` continues from them exactly."""
+        return {task: {str(number): rate for number, rate in rates.items()} for task, rates in self._rates.items()}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Continue from a state; rates of initial states beyond the configured number are dropped."""
+        try:
+            read = {task: {int(number): float(rate) for number, rate in state[task].items()} for task in self._tasks}
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise CheckpointError(f"the curriculum's state is damaged, or belongs to other tasks: {error!r}") from error
+        if any(number < 0 or not 0 <= rate <= 1 for rates in read.values() for number, rate in rates.items()):
+            raise CheckpointError("the curriculum's state is damaged: it holds rates that are not between 0 and 1.")
+        self._rates = {
+            task: {number: rate for number, rate in rates.items() if number < self._states}
+            for task, rates in read.items()
+        }
+
+    def summary(self) -> dict[str, float]:
+        """Shares of the contexts that were tried, that fail and that succeed; and the mean of the running rates."""
+        rates = [rate for by_number in self._rates.values() for rate in by_number.values()]
+        count = len(self._tasks) * self._states
+        return {
+            "tried": len(rates) / count,
+            "success_rate": fmean(rates) if rates else self._config.success_rate_target,
+            "hopeless": sum(rate < 0.1 for rate in rates) / count,
+            "solved": sum(rate > 0.9 for rate in rates) / count,
+        }
+
+    def _weights(self) -> Float64[np.ndarray, "tasks states"]:
+        """How often each context is drawn, relative to one at the target."""
+        target, floor = self._config.success_rate_target, self._config.floor
+        rates = np.full((len(self._tasks), self._states), target)
+        for row, task in enumerate(self._tasks):
+            for number, rate in self._rates[task].items():
+                rates[row, number] = rate
+        return floor + (1 - floor) * np.exp(-self._config.sharpness * np.square(rates - target))
+
+    def _known_contexts(
+        self, rng: np.random.Generator, weights: Float64[np.ndarray, "tasks states"]
+    ) -> Iterator[Context]:
+        while True:
+            # Log weights with Gumbel noise, in falling order, are draws by weight without replacement.
+            keys = np.log(weights) + rng.gumbel(size=weights.shape)
+            for index in np.argsort(-keys, axis=None).tolist():
+                task, number = divmod(index, self._states)
+                yield Context(self._tasks[task], self._seed_of(task, number))
+
+    def _new_contexts(self, rng: np.random.Generator, weights: Float64[np.ndarray, "tasks 1"]) -> Iterator[Context]:
+        probabilities = weights[:, 0] / weights.sum()
+        drawn: set[int] = set()
+        while True:
+            task, seed = rng.choice(len(self._tasks), p=probabilities), FIRST_SEED + int(rng.integers(SEEDS))
+            if seed not in drawn:
+                drawn.add(seed)
+                yield Context(self._tasks[task], seed)
+
+    def _seed_of(self, task: int, number: int) -> int:
+        return FIRST_SEED + (self._seed * SEEDS_APART + task * TASKS_APART + number) % SEEDS

@@ -1,4 +1,4 @@
-"""Which environments there are, and how one is made from a name and options."""
+"""Which environments there are, which options they take, and how one is made from a name and options."""
 
 import ast
 import importlib
@@ -6,17 +6,16 @@ import inspect
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, get_args, get_origin, get_type_hints
 
 import gymnasium
 from gymnasium.envs.registration import EnvSpec, load_env_creator
 
 from pirl.envs.adapter import EnvAdapter
 from pirl.envs.base import RobotEnv
-from pirl.envs.known import KNOWN, KnownEnv
-from pirl.envs.options import EnvOption, convert_options, list_options
 from pirl.errors import ConfigError, EnvError, UserError, did_you_mean
 from pirl.imports import load_module, load_named
+from pirl.text import convert, format_type
 
 
 @dataclass(frozen=True)
@@ -29,32 +28,42 @@ class EnvConfig:
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def flags(self) -> tuple[str, ...]:
-        """As one would give it to a command."""
+        """The command line flags for it."""
         words = ["--env", self.id, *(() if self.adapter is None else ("--env.adapter", self.adapter))]
         for name, option in self.options.items():
-            words += [f"--env.{name.replace('_', '-')}", _text(option, self.adapter is not None)]
+            words += [f"--env.{name.replace('_', '-')}", _option_text(option, self.adapter is not None)]
         return tuple(words)
 
 
 @dataclass(frozen=True)
-class EnvEntry:
-    """What is said of an environment of pirl's. `extra` is what `pip install 'pirl[…]'` needs for it, if anything."""
+class KnownEnv:
+    """An environment of pirl's. `extra` is what `pip install 'pirl[…]'` needs for it, if anything."""
 
     alias: str
     id: str
+    entry_point: str
     extra: str | None
-    summary: str
-    options: tuple[EnvOption, ...]
+
+    def load(self) -> type[RobotEnv]:
+        """Its class; no simulator is imported before it is made."""
+        module, name = self.entry_point.split(":")
+        env_class: type[RobotEnv] = getattr(importlib.import_module(module), name)
+        return env_class
 
 
-def list_envs() -> list[EnvEntry]:
-    """The environments of pirl's, without starting any simulator."""
-    entries = []
+KNOWN = (
+    KnownEnv("tabletop", "pirl/Tabletop-v0", "pirl.envs.tabletop.env:TabletopEnv", None),
+    KnownEnv("aloha", "pirl/Aloha-v0", "pirl.envs.aloha.env:AlohaEnv", "aloha"),
+    KnownEnv("libero", "pirl/Libero-v0", "pirl.envs.libero.env:LiberoEnv", "libero"),
+    KnownEnv("metaworld", "pirl/MetaWorld-v0", "pirl.envs.metaworld.env:MetaWorldEnv", "metaworld"),
+)
+
+
+def register_envs() -> None:
+    """Register pirl's environments with Gymnasium."""
     for known in KNOWN:
-        env_class = _load_known(known)
-        summary = inspect.cleandoc(env_class.__doc__ or "").split("\n\n")[0].replace("\n", " ")
-        entries.append(EnvEntry(known.alias, known.id, known.extra, summary, list_options(env_class)))
-    return entries
+        if known.id not in gymnasium.registry:
+            gymnasium.register(known.id, known.entry_point)
 
 
 def make_env(config: EnvConfig) -> RobotEnv:
@@ -62,7 +71,7 @@ def make_env(config: EnvConfig) -> RobotEnv:
     env_class, options = find_env_class(config)
     if not issubclass(env_class, EnvAdapter):
         return env_class(**options)
-    # Checked by the adapter, which says more to its author; and its limit goes before the registered one.
+    # The adapter makes its own checks, with messages for its author; its step limit overrides the registered one.
     settings: dict[str, Any] = {"disable_env_checker": True, "max_episode_steps": env_class.max_steps} | options
     try:
         return env_class(gymnasium.make(config.id, **settings))
@@ -75,7 +84,7 @@ def make_env(config: EnvConfig) -> RobotEnv:
 
 
 def find_env_class(config: EnvConfig) -> tuple[type[RobotEnv], dict[str, Any]]:
-    """The class that is meant (of the environment, or of the adapter around it), and its options, converted."""
+    """The class of the environment, or of the adapter around it, and its converted options."""
     for known in KNOWN:
         if config.adapter is not None:
             if config.id == known.alias:
@@ -84,11 +93,14 @@ def find_env_class(config: EnvConfig) -> tuple[type[RobotEnv], dict[str, Any]]:
                     f"{config.adapter}, or name the Gymnasium id of the environment that it is for."
                 )
         elif config.id in (known.alias, known.id):
-            env_class = _load_known(known)
+            env_class = known.load()
             return env_class, convert_options(known.alias, env_class, config.options)
     spec = _find_spec(config.id)
     if config.adapter is not None:
-        return _load_adapter(config.adapter), {key: _literal(value) for key, value in config.options.items()}
+        adapter = load_named(config.adapter, "adapter")
+        if not (isinstance(adapter, type) and issubclass(adapter, EnvAdapter) and adapter is not EnvAdapter):
+            raise ConfigError(f"{config.adapter} should be a subclass of pirl.envs.EnvAdapter; it is {adapter!r:.80}.")
+        return adapter, {key: _literal(value) for key, value in config.options.items()}
     creator = load_env_creator(spec.entry_point) if isinstance(spec.entry_point, str) else spec.entry_point
     if isinstance(creator, type) and issubclass(creator, RobotEnv):
         return creator, spec.kwargs | convert_options(config.id, creator, config.options)
@@ -100,28 +112,21 @@ def find_env_class(config: EnvConfig) -> tuple[type[RobotEnv], dict[str, Any]]:
 
 
 def with_render_size(config: EnvConfig, size: int) -> EnvConfig:
-    """The environment with pictures of this size for people, if it can be told and its options do not say another."""
+    """The environment with `render()` of this size, if it has such an option and the config does not set it."""
     env_class, _ = find_env_class(config)
     if "render_size" not in inspect.signature(env_class).parameters:
         return config
     return replace(config, options={"render_size": size, **config.options})
 
 
-def _load_known(known: KnownEnv) -> type[RobotEnv]:
-    module, name = known.entry_point.split(":")
-    env_class: type[RobotEnv] = getattr(importlib.import_module(module), name)
-    return env_class
-
-
 def _find_spec(name: str) -> EnvSpec:
-    """What Gymnasium knows under that id, after importing what stands before a colon."""
+    """Gymnasium's registration of an id, after importing the module before its colon."""
     module, _, env_id = name.rpartition(":")
     if module:
         load_module(module, f"the environment {name!r}")
     if spec := gymnasium.registry.get(env_id):
         return spec
-    ours = [name for known in KNOWN for name in (known.alias, known.id)]
-    question = did_you_mean(env_id, [*ours, *gymnasium.registry])
+    question = did_you_mean(env_id, [*(known.alias for known in KNOWN), *gymnasium.registry])
     if not re.search(r"/|-v\d+$", env_id):
         raise ConfigError(
             f"no environment is named {name!r}. {question}pirl has {', '.join(known.alias for known in KNOWN)}; any "
@@ -133,25 +138,107 @@ def _find_spec(name: str) -> EnvSpec:
     )
 
 
-def _load_adapter(name: str) -> type[EnvAdapter]:
-    adapter = load_named(name, "adapter")
-    if isinstance(adapter, type) and issubclass(adapter, EnvAdapter) and adapter is not EnvAdapter:
-        return adapter
-    raise ConfigError(f"{name} should be a subclass of pirl.envs.EnvAdapter; it is {adapter!r:.80}.")
-
-
 def _literal(value: Any) -> Any:
-    """Text that is a Python literal as what it says."""
+    """The value of a text that is a Python literal, else the text."""
     try:
         return ast.literal_eval(value) if isinstance(value, str) else value
     except (ValueError, SyntaxError):
         return value
 
 
-def _text(option: Any, is_foreign: bool) -> str:
-    """What is read back as the same: of a foreign environment as a literal, else as what the option takes."""
+def _option_text(option: Any, is_foreign: bool) -> str:
+    """An option as text that is read back as the same: as a literal for an adapter, else as its type is typed."""
     if is_foreign:
         return option if isinstance(option, str) and _literal(option) == option else repr(option)
     if isinstance(option, bool):
         return str(option).lower()
     return ",".join(map(str, option)) if isinstance(option, list | tuple) else str(option)
+
+
+# --- options: the parameters of a constructor, explained in the class's docstring -------------------------------------
+
+# `gymnasium.make` may pass it; there is nothing to choose.
+_FOR_GYMNASIUM = "render_mode"
+
+
+@dataclass(frozen=True)
+class EnvOption:
+    """An option of an environment. `kind` says what it takes."""
+
+    name: str
+    kind: str
+    default: Any
+    help: str
+
+
+@dataclass(frozen=True)
+class EnvEntry:
+    """A known environment with the first paragraph of its docstring and its options."""
+
+    alias: str
+    id: str
+    extra: str | None
+    summary: str
+    options: tuple[EnvOption, ...]
+
+
+def list_envs() -> list[EnvEntry]:
+    """The environments of pirl's."""
+    entries = []
+    for known in KNOWN:
+        env_class = known.load()
+        summary = inspect.cleandoc(env_class.__doc__ or "").split("\n\n")[0].replace("\n", " ")
+        entries.append(EnvEntry(known.alias, known.id, known.extra, summary, list_options(env_class)))
+    return entries
+
+
+def list_options(env_class: type) -> tuple[EnvOption, ...]:
+    """The options of an environment, in the order of its constructor."""
+    hints, helps = get_type_hints(env_class.__init__), _read_help(env_class)  # type: ignore[misc]
+    return tuple(
+        EnvOption(name, _kind(hints[name]), parameter.default, helps.get(name, ""))
+        for name, parameter in _parameters(env_class).items()
+        if name != _FOR_GYMNASIUM
+    )
+
+
+def convert_options(where: str, env_class: type, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Options, also given as text, in the types of the constructor."""
+    hints, known = get_type_hints(env_class.__init__), _parameters(env_class)  # type: ignore[misc]
+    converted = {}
+    for name, value in options.items():
+        if name not in known:
+            shown = [name for name in known if name != _FOR_GYMNASIUM]
+            has = f"It has {', '.join(shown)}." if shown else "It has none."
+            raise ConfigError(f"{where} has no option {name!r}. {did_you_mean(name, shown)}{has}")
+        try:
+            converted[name] = convert(value, hints[name], texts=True)
+        except ValueError:
+            raise ConfigError(f"{where}: {name} should be {_kind(hints[name])}; it is {value!r:.80}.") from None
+    return converted
+
+
+def _parameters(env_class: type) -> dict[str, inspect.Parameter]:
+    parameters = inspect.signature(env_class).parameters
+    return {name: parameter for name, parameter in parameters.items() if parameter.kind is not parameter.VAR_KEYWORD}
+
+
+def _kind(hint: Any) -> str:
+    """What a type takes, in words, and how lists are typed."""
+    lists = any(get_origin(choice) is tuple for choice in (hint, *get_args(hint)))
+    return f"{format_type(hint)}{' with commas between' if lists else ''}"
+
+
+def _read_help(env_class: type) -> dict[str, str]:
+    """The lines `name: text` under `Options:` in a docstring; further lines of an entry are indented deeper."""
+    _, _, section = inspect.cleandoc(env_class.__doc__ or "").partition("\nOptions:\n")
+    helps: dict[str, str] = {}
+    for line in section.splitlines():
+        if entry := re.match(r" {4}(\w+): (.*)", line):
+            name = entry[1]
+            helps[name] = entry[2]
+        elif line.startswith(" " * 8) and helps:
+            helps[name] += f" {line.strip()}"
+        elif line.strip():
+            break  # the next section
+    return helps

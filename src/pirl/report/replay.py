@@ -13,9 +13,8 @@ from pirl.agents.acrlpd import ACRLPDAgent
 from pirl.config import load_config
 from pirl.data import PolicyIO
 from pirl.envs.base import EnvObservation, RobotEnv, Start
-from pirl.envs.evaluation import Evaluation
-from pirl.envs.planner import Planner, load_planner
-from pirl.envs.playing import play
+from pirl.envs.evaluation import Evaluation, play
+from pirl.envs.policy import Policy, load_trained_policy
 from pirl.envs.registry import EnvConfig, make_env, with_render_size
 from pirl.errors import ConfigError, DataError
 from pirl.models import Observation
@@ -60,11 +59,11 @@ def make_video_env(config: EnvConfig) -> RobotEnv:
     return make_env(with_render_size(config, _RENDER_SIZE))
 
 
-def evaluated_policy(policy: Path, evaluation: Evaluation, env: RobotEnv) -> Planner:
+def evaluated_policy(policy: Path, evaluation: Evaluation, env: RobotEnv) -> Policy:
     """A policy as it was evaluated, also in batches of the same size: another one rounds differently."""
     settings = evaluation.settings
     size, steps = int(settings["envs"] or _ENVS), int(settings["denoising_steps"])
-    return load_planner(policy, env.describe(), batch_size=size, num_steps=steps)
+    return load_trained_policy(policy, env.describe(), batch_size=size, num_steps=steps)
 
 
 def replay_run(run: Run) -> Section:
@@ -111,16 +110,16 @@ def replay_episodes(
 class _Recorder:
     """A policy that also records the values of its chunks."""
 
-    def __init__(self, planner: Planner, agent: ACRLPDAgent, policy_io: PolicyIO) -> None:
+    def __init__(self, planner: Policy, agent: ACRLPDAgent, policy_io: PolicyIO) -> None:
         self.horizon = planner.horizon
         self.steps: list[int] = []
         self.values: list[Float[np.ndarray, "critics 1"]] = []
         self._planner, self._agent, self._policy_io = planner, agent, policy_io
 
-    def plan(
+    def infer(
         self, observations: EnvObservation, prompts: Sequence[str], seeds: Sequence[int], steps: Sequence[int]
     ) -> Float32[np.ndarray, "n horizon action_dim"]:
-        chunk = self._planner.plan(observations, prompts, seeds, steps)
+        chunk = self._planner.infer(observations, prompts, seeds, steps)
         robot = self._policy_io.robot
         state = np.concatenate([observations[column] for column in robot.state], axis=-1)
         images = {slot: observations[feature] for slot, feature in robot.cameras.items()}

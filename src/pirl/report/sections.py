@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from pirl.envs.intervals import SIGNIFICANT, probability
+from pirl.envs.evaluation import SIGNIFICANT, format_p_value
 from pirl.errors import DataError, UserError
 from pirl.processes import usable_cores
 from pirl.report import plots
@@ -82,7 +82,7 @@ def headline(policy: PolicyResult, baseline: PolicyResult) -> str:
         return f"{facts}: {policy.name} is {better}, and the 95 % intervals do not overlap."
     if policy.paired is None:
         return f"{facts}. The 95 % intervals overlap: these episodes do not tell which is better."
-    difference = f"{_difference(policy)} points, p {probability(policy.paired['p_value'])}"
+    difference = f"{_difference(policy)} points, p {format_p_value(policy.paired['p_value'])}"
     if policy.paired["p_value"] >= SIGNIFICANT:
         return f"{facts}. The 95 % intervals overlap, and the pairwise difference is not significant ({difference})."
     better = "better" if policy.paired["difference"] > 0 else "worse"
@@ -116,7 +116,7 @@ def comparison_section(
             "" if result.updates is None else f"{result.updates:,}",
             "" if result.minutes is None else f"{result.minutes:.1f}",
             _difference(result),
-            probability(result.paired["p_value"]).removeprefix("= ") if result.paired else "",
+            format_p_value(result.paired["p_value"]).removeprefix("= ") if result.paired else "",
         )
         for result in results
     ]

@@ -13,34 +13,34 @@ from pirl.agents.ript import RIPTAgent
 from pirl.config import RLTrainConfig
 from pirl.data import PolicyIO
 from pirl.envs.base import EnvObservation
-from pirl.envs.planner import Act, ChunkPlanner, Planner, PolicyPlanner
-from pirl.envs.pools import EnvPool
+from pirl.envs.policy import ChunkPolicy, Pi0Policy, Policy, SampleActions
+from pirl.envs.pool import EnvPool
 from pirl.models import GuidedObservation, Observation
 from pirl.models.types import Array
 from pirl.training.health import Interrupted
 from pirl.training.sharding import copy_to_hosts
 
 
-def agent_planner(agent: Agent, policy_io: PolicyIO, pool: EnvPool) -> ChunkPlanner:
+def agent_planner(agent: Agent, policy_io: PolicyIO, pool: EnvPool) -> ChunkPolicy:
     """The learner as it acts: ACRLPD's critics choose among samples; RIPT under guidance steers by the prompt."""
-    return ChunkPlanner(partial(_act, agent), policy_io, batch_size=_batch_size(pool), guided=_is_guided(agent))
+    return ChunkPolicy(partial(_act, agent), policy_io, batch_size=_batch_size(pool), guided=_is_guided(agent))
 
 
-def practice_planner(agent: Agent, policy_io: PolicyIO, pool: EnvPool) -> ChunkPlanner:
+def practice_planner(agent: Agent, policy_io: PolicyIO, pool: EnvPool) -> ChunkPolicy:
     """The learner as it acts where it learns from what it does."""
-    act: Act = partial(_practise, agent) if isinstance(agent, RIPTAgent) else partial(_act, agent)
+    act: SampleActions = partial(_practise, agent) if isinstance(agent, RIPTAgent) else partial(_act, agent)
     # Before the first update the indicator means nothing to the policy.
     weight = agent.config.rollout_guidance if isinstance(agent, RIPTAgent) else 1.0
     guided = _is_guided(agent) and weight > 0 and int(agent.step) > 0
-    return ChunkPlanner(act, policy_io, batch_size=_batch_size(pool), guided=guided)
+    return ChunkPolicy(act, policy_io, batch_size=_batch_size(pool), guided=guided)
 
 
-def evaluated_planner(agent: Agent, policy_io: PolicyIO, pool: EnvPool, config: RLTrainConfig) -> ChunkPlanner:
+def evaluated_planner(agent: Agent, policy_io: PolicyIO, pool: EnvPool, config: RLTrainConfig) -> ChunkPolicy:
     """Whose success is measured: the learner's, or that of the policy it exports."""
     if config.evaluation.best_of_n:
         return agent_planner(agent, policy_io, pool)
     # As the checkpoint says of itself, so that it is measured as it will act elsewhere.
-    return PolicyPlanner(
+    return Pi0Policy(
         agent.policy(),
         policy_io,
         batch_size=_batch_size(pool),
@@ -52,17 +52,17 @@ def evaluated_planner(agent: Agent, policy_io: PolicyIO, pool: EnvPool, config: 
 class StoppablePlanner:
     """A planner that plans until somebody says stop; then it raises `Interrupted`."""
 
-    def __init__(self, planner: Planner, is_stopped: Callable[[], bool]) -> None:
+    def __init__(self, planner: Policy, is_stopped: Callable[[], bool]) -> None:
         self.horizon = planner.horizon
         self._planner, self._is_stopped = planner, is_stopped
 
-    def plan(
+    def infer(
         self, observations: EnvObservation, prompts: Sequence[str], seeds: Sequence[int], steps: Sequence[int]
     ) -> Float32[np.ndarray, "n horizon action_dim"]:
         """As the planner plans."""
         if self._is_stopped():
             raise Interrupted
-        return self._planner.plan(observations, prompts, seeds, steps)
+        return self._planner.infer(observations, prompts, seeds, steps)
 
 
 def acting_copy(agent: Agent) -> Agent:

@@ -18,8 +18,9 @@ from pirl.agents.config import RIPTConfig
 from pirl.agents.ript import RolloutBatch
 from pirl.config import RLTrainConfig
 from pirl.data import Loader, ReplayBuffer
-from pirl.envs.pools import EnvPool, Lost, Started, open_pool
-from pirl.envs.rollouts import make_starts, roll_out
+from pirl.envs.pool import EnvPool, open_pool
+from pirl.envs.rollout import make_starts, roll_out
+from pirl.envs.runner import EpisodeFailed, ResetResult
 from pirl.errors import EnvError
 from pirl.text import format_seconds, format_size
 from pirl.training.acting import agent_planner, practice_planner
@@ -124,16 +125,16 @@ def _about_acting(setup: Setup, agent: Agent, pool: EnvPool) -> list[tuple[str, 
     start = make_starts(pool.description, 1, setup.config.online.seed)[0]
     pool.start(0, start)
     answer = pool.wait([0])[0]
-    if isinstance(answer, Lost):
+    if isinstance(answer, EpisodeFailed):
         raise EnvError(f"{pool.description.name} could not be started: {answer.reason}")
-    assert isinstance(answer, Started)
+    assert isinstance(answer, ResetResult)
     observation = {name: value[None] for name, value in answer.observation.items()}
     planner = agent_planner(agent, setup.policy_io, pool)
     seconds = []
     with _doing("compiling acting"):
         for _ in range(2):
             began = time.perf_counter()
-            chunk = planner.plan(observation, [answer.prompt], [start.seed], [0])
+            chunk = planner.infer(observation, [answer.prompt], [start.seed], [0])
             seconds.append(time.perf_counter() - began)
     shape = "×".join(map(str, chunk.shape[1:]))
     return [("acting", f"{format_seconds(seconds[-1])} for a chunk of {shape} in {pool.description.name}")]

@@ -13,9 +13,9 @@ from pirl.config import to_plain
 from pirl.config.metrics import GAPS
 from pirl.data import Loader
 from pirl.envs.evaluation import evaluate
-from pirl.envs.pools import EnvPool
-from pirl.envs.rollouts import make_starts
-from pirl.envs.video import write_films
+from pirl.envs.pool import EnvPool
+from pirl.envs.rollout import make_starts
+from pirl.envs.video import write_videos
 from pirl.errors import EnvError
 from pirl.files import write_file
 from pirl.run_files import RunFiles
@@ -147,12 +147,12 @@ def measure_success(
         make_starts(pool.description, config.episodes, config.seed),
         execute_steps=config.execute_steps,
         settings={"step": step, "denoising_steps": setup.config.agent.denoising_steps, **to_plain(config)},
-        films=config.videos,
+        videos=config.videos,
     )
     write_file(run.evaluations / f"{step}.json", json.dumps(result.to_json(), indent=2) + "\n")
-    if result.films:
+    if result.videos:
         run.videos.mkdir(exist_ok=True)
-        write_films(run.videos / f"{step}.mp4", list(result.films.values()), pool.description.fps)
+        write_videos(run.videos / f"{step}.mp4", list(result.videos.values()), pool.description.fps)
     summary = result.summary()
     low, high = summary.interval
     values = {

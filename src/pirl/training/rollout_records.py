@@ -14,9 +14,9 @@ from pirl.agents.ript import RIPTAgent, RolloutBatch
 from pirl.data import ChunkBatch, DatasetWriter
 from pirl.data.lerobot.format import INFO_FILE
 from pirl.envs.base import EnvDescription
-from pirl.envs.collecting import DatasetFormat, collected_features, episode_columns
-from pirl.envs.rollouts import Rollout
-from pirl.envs.video import Film, write_films
+from pirl.envs.collect import DatasetFormat, dataset_features, episode_columns
+from pirl.envs.rollout import Rollout
+from pirl.envs.video import Video, write_videos
 from pirl.errors import CheckpointError, ConfigError, DataError
 from pirl.files import write_file
 from pirl.models.types import Array
@@ -30,7 +30,7 @@ class RolloutDataset:
 
     def __init__(self, root: Path, description: EnvDescription) -> None:
         self._root, self._description, self._format = root, description, DatasetFormat()
-        self._features = collected_features(description, self._format)
+        self._features = dataset_features(description, self._format)
         self._writer: DatasetWriter | None = None
         # Episodes of this run so far, and those in the dataset: more, after a resume.
         self.episodes = 0
@@ -90,13 +90,13 @@ class Films:
                 f"rollout.videos_every asks for films, and {description.name} shows no pictures as it is configured: "
                 "--rollout.videos-every 0."
             )
-        self._films: dict[bool, list[Film]] = {True: [], False: []}
+        self._films: dict[bool, list[Video]] = {True: [], False: []}
 
     def add(self, rollout: Rollout) -> None:
         """Take the first ones of each outcome."""
         assert self._camera is not None
         if len(self._films[rollout.success]) < self._most:
-            self._films[rollout.success].append(Film(rollout.observations[self._camera], rollout.success))
+            self._films[rollout.success].append(Video(rollout.observations[self._camera], rollout.success))
 
     def write(self, name: str) -> None:
         """Write the film of what was taken since the last one: successes above, failures below."""
@@ -104,7 +104,7 @@ class Films:
         self._films = {True: [], False: []}
         if films:
             self._directory.mkdir(exist_ok=True)
-            write_films(self._directory / f"{name}.mp4", films, self._description.fps, columns=self._most)
+            write_videos(self._directory / f"{name}.mp4", films, self._description.fps, columns=self._most)
 
 
 class DriftProbe:

@@ -13,10 +13,9 @@ from pirl.agents.config import RIPTConfig
 from pirl.agents.ript import RolloutBatch
 from pirl.data import ReplayBuffer
 from pirl.envs.base import Start
-from pirl.envs.curriculum import Curriculum
-from pirl.envs.groups import Group, GroupedRollouts, roll_out_groups
-from pirl.envs.pools import EnvPool
-from pirl.envs.rollouts import Rollout, roll_out
+from pirl.envs.groups import Curriculum, Group, GroupedRollouts, roll_out_groups
+from pirl.envs.pool import EnvPool
+from pirl.envs.rollout import Rollout, collect
 from pirl.errors import TrainingError
 from pirl.training.acting import StoppablePlanner, practice_planner
 from pirl.training.display import table_header, table_row
@@ -168,7 +167,7 @@ class RolloutStream:
         lines += self._explain_barren(found)
         self._timing = {
             "env_steps_per_second": found.env_steps / max(found.seconds, 1e-9),
-            "policy_ms": 1000 * found.policy_seconds / max(found.plans, 1),
+            "policy_ms": 1000 * found.policy_seconds / max(found.inferences, 1),
         }
         if not self._attempts.sizes:
             self._counts["rounds"] += 1
@@ -353,7 +352,9 @@ class RolloutStream:
         planner = practice_planner(agent, self._setup.policy_io, self._pool)
         steps = self._setup.config.evaluation.execute_steps
         # However many are lost, nothing depends on them.
-        rollouts = list(roll_out(self._pool, planner, starts, execute_steps=steps, patience=len(starts) + 1))
+        rollouts = collect(
+            self._pool, planner, starts, execute_steps=steps, keep_images=False, patience=len(starts) + 1
+        )
         finished = [rollout for rollout in rollouts if rollout.lost is None]
         self._counts["env_steps"] += sum(map(len, rollouts))
         self._counts["lost"] += len(rollouts) - len(finished)

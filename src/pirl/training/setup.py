@@ -44,8 +44,8 @@ from pirl.data import (
 )
 from pirl.data.problems import BrokenDatasetError
 from pirl.data.validate import leave_out
-from pirl.envs.planner import check_policy, check_same_actions, choose_statistics, find_policy
-from pirl.envs.pools import EnvPool
+from pirl.envs.policy import check_policy, check_same_actions, choose_statistics, find_policy
+from pirl.envs.pool import EnvPool
 from pirl.errors import CheckpointError, ConfigError, DataError
 from pirl.files import cache_directory, expand_home
 from pirl.interop import NormStats, check_match, load_policy, open_checkpoint, read_norm_stats

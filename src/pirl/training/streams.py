@@ -15,8 +15,8 @@ from pirl.data import ChunkBatch, ChunkSampler, Loader, PolicyIO, ReplayBuffer
 from pirl.data.outcomes import OutcomeConfig, shaped_rewards
 from pirl.data.replay import Episode, episode_files
 from pirl.data.robots import Robot
-from pirl.envs.pools import EnvPool
-from pirl.envs.rollouts import Rollout, make_starts, roll_out
+from pirl.envs.pool import EnvPool
+from pirl.envs.rollout import Rollout, collect, make_starts
 from pirl.errors import DataError, EnvError
 from pirl.training.acting import StoppablePlanner, acting_copy, practice_planner
 from pirl.training.distributed import barrier, broadcast, is_main_process, main_process_first
@@ -210,8 +210,7 @@ class OnlineStream:
         count, first = self._config.episodes_per_round, counts["rounds"] * self._config.episodes_per_round
         starts = make_starts(self._pool.description, first + count, self._config.seed)[first:]
         execute_steps = self._setup.config.evaluation.execute_steps
-        rollouts = list(roll_out(self._pool, planner, starts, execute_steps=execute_steps, keep_images=True))
-        rollouts.sort(key=lambda rollout: rollout.index)
+        rollouts = collect(self._pool, planner, starts, execute_steps=execute_steps)
         finished = [rollout for rollout in rollouts if rollout.lost is None and len(rollout)]
         for rollout in finished:
             self._replay.add(shaped_episode(rollout, policy_io.robot, self._setup.config.data.outcomes))

@@ -8,7 +8,7 @@ import jax
 
 from pirl.agents.config import RIPTConfig
 from pirl.config import RLTrainConfig, format_config, to_plain
-from pirl.envs.pools import EnvPool, default_size, open_pool
+from pirl.envs.pool import EnvPool, default_size, open_pool
 from pirl.errors import UserError
 from pirl.training.checkpoints import Checkpoints
 from pirl.training.display import closing_words, open_display

@@ -4,19 +4,19 @@ from typing import Any, ClassVar, Literal
 
 import gymnasium
 import numpy as np
-from jaxtyping import UInt8
+from jaxtyping import Float, Float32, UInt8
 
 from pirl.data.robots import get_robot
-from pirl.envs.aloha.expert import make_expert
-from pirl.envs.aloha.simulation import Simulation
-from pirl.envs.base import EnvObservation, EnvState, Expert, RobotEnv, robot_spaces
+from pirl.envs.base import EnvObservation, Expert, RobotEnv, robot_spaces
 from pirl.envs.experts import ExpertConfig
-from pirl.envs.mujoco_rendering import CameraRenderer, Quality
+from pirl.envs.mujoco import CameraRenderer, Quality, import_simulator
 from pirl.errors import ConfigError, ObservationError
 
-# What is to be done, in words. OpenPI trained `pi0_aloha_sim` with the first.
+# The prompts. OpenPI trained `pi0_aloha_sim` with the first.
 PROMPTS = {"transfer_cube": "Transfer cube", "insertion": "Insert the peg into the socket"}
 SUCCESS_REWARD = 4
+# The joints of both arms come first in MuJoCo's positions, then those of the objects.
+ARM_JOINTS = 16
 # The limits of one arm: waist, shoulder, elbow, forearm roll, wrist angle, wrist rotation in radians; the gripper.
 ARM_LOW = (-3.14158, -1.85005, -1.76278, -3.14158, -1.8675, -3.14158, 0.0)
 ARM_HIGH = (3.14158, 1.25664, 1.6057, 3.14158, 2.23402, 3.14158, 1.0)
@@ -32,8 +32,8 @@ class AlohaEnv(RobotEnv):
     as in gym-aloha.
 
     Options:
-        height: pixels of the camera's picture, from top to bottom
-        width: pixels of the camera's picture, from left to right
+        height: pixels of the camera's image, from top to bottom
+        width: pixels of the camera's image, from left to right
         max_steps: steps until the episode times out (300 in gym-aloha, and so in OpenPI's evaluation)
         quality: "fast" renders without shadows and multisampling; "stock" as gym-aloha, 8.5 times slower
         render_mode: what render() returns; there is only "rgb_array"
@@ -75,14 +75,10 @@ class AlohaEnv(RobotEnv):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[EnvObservation, dict[str, Any]]:
-        """Begin an episode: objects where the seed says, or everything as in a state that `get_state` gave."""
+        """Begin an episode, with objects where the seed says."""
         super().reset(seed=seed)
-        state = (options or {}).get("state")
-        if state is None:
-            self._task, self._steps = self.choose_task(options), 0
-            self.simulation.reset(int(self.np_random.integers(2**32)) if seed is None else seed)
-        else:
-            self._restore(state)
+        self._task, self._steps = self.choose_task(options), 0
+        self.simulation.reset(int(self.np_random.integers(2**32)) if seed is None else seed)
         return self._observe(), {"prompt": PROMPTS[self.task], "task": self.task, "success": False}
 
     def step(self, action: np.ndarray) -> tuple[EnvObservation, float, bool, bool, dict[str, Any]]:
@@ -96,16 +92,10 @@ class AlohaEnv(RobotEnv):
         truncated = not success and self._steps >= self.max_steps
         return self._observe(), float(reward), success, truncated, {"success": success}
 
-    def get_state(self) -> EnvState:
-        """The physics, the task and how many steps have been taken."""
-        return {
-            "physics": self.simulation.get_state(),
-            "task": np.array(self.tasks.index(self.task)),
-            "steps": np.array(self._steps),
-        }
-
     def make_expert(self, config: ExpertConfig, seed: int) -> Expert:
         """An expert that sees where the objects are and finds the joints that bring the grippers there."""
+        from pirl.envs.aloha.expert import make_expert
+
         return make_expert(self.simulation, self.task, config, seed)
 
     def render(self) -> UInt8[np.ndarray, "480 640 3"]:
@@ -126,11 +116,11 @@ class AlohaEnv(RobotEnv):
         return self._task
 
     @property
-    def simulation(self) -> Simulation:
+    def simulation(self) -> "Simulation":
         """The physics of the episode."""
         return self._simulation(self.task)
 
-    def _simulation(self, task: str) -> Simulation:
+    def _simulation(self, task: str) -> "Simulation":
         if task not in self._simulations:
             self._simulations[task] = Simulation(task)
         return self._simulations[task]
@@ -141,17 +131,57 @@ class AlohaEnv(RobotEnv):
             self._renderers[task, size] = CameraRenderer(model, *size, self._quality, extra="aloha")
         return self._renderers[task, size]
 
-    def _restore(self, state: EnvState) -> None:
-        try:
-            task, steps = self.tasks[int(state["task"])], int(state["steps"])
-            self._simulation(task).set_state(np.asarray(state["physics"], np.float64))
-        except (KeyError, IndexError, TypeError, ValueError) as error:
-            raise ConfigError(f"this is no state that {self.name}'s get_state() gave: {error}") from error
-        self._task, self._steps = task, steps
-
     def _observe(self) -> EnvObservation:
         observation: EnvObservation = {self._state: self.simulation.joints()}
         if self.cameras_on:
             renderer = self._renderer(self.task, self._size)
             observation[self._camera] = renderer.render(self.simulation.data, OBSERVED_CAMERA)
         return observation
+
+
+class Simulation:
+    """The physics of one gym-aloha task: the package's model, control and reward, without its images."""
+
+    def __init__(self, task: str) -> None:
+        constants = import_simulator("gym_aloha.constants", "aloha")
+        self._utils = import_simulator("gym_aloha.utils", "aloha")
+        engine = import_simulator("dm_control.mujoco", "aloha")
+        tasks = import_simulator("gym_aloha.tasks.sim", "aloha")
+        self._is_insertion = task == "insertion"
+        self._task = tasks.InsertionTask() if self._is_insertion else tasks.TransferCubeTask()
+        self._physics = engine.Physics.from_xml_path(str(constants.ASSETS_DIR / f"bimanual_viperx_{task}.xml"))
+        self._start_pose = constants.START_ARM_POSE
+        self._substeps = round(constants.DT / self._physics.timestep())
+
+    @property
+    def model(self) -> Any:
+        """MuJoCo's MjModel."""
+        return self._physics.model.ptr
+
+    @property
+    def data(self) -> Any:
+        """MuJoCo's MjData."""
+        return self._physics.data.ptr
+
+    def reset(self, seed: int) -> None:
+        """Arms in their starting position, objects where the seed says: for every seed the same as in gym-aloha."""
+        seed %= 2**32
+        if self._is_insertion:
+            objects = np.concatenate(self._utils.sample_insertion_pose(seed))
+        else:
+            objects = self._utils.sample_box_pose(seed)
+        # The package hands these poses over in a global variable, which environments in one process would share.
+        with self._physics.reset_context():
+            self.data.qpos[:ARM_JOINTS] = self._start_pose
+            self.data.qpos[ARM_JOINTS:] = objects
+            self.data.ctrl[:] = self._start_pose
+
+    def step(self, action: Float[np.ndarray, "14"]) -> int:
+        """Pursue joint targets for one step of control; returns the reward, 0 to 4."""
+        self._task.before_step(action, self._physics)
+        self._physics.step(self._substeps)
+        return int(self._task.get_reward(self._physics))
+
+    def joints(self) -> Float32[np.ndarray, "14"]:
+        """The joint positions as the robot reports them."""
+        return np.asarray(self._task.get_qpos(self._physics), np.float32)

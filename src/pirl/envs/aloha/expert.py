@@ -1,15 +1,36 @@
-"""Scripted experts for ALOHA: moves of the two grippers, planned from where the objects are, as joint targets."""
+"""Scripted experts for ALOHA: moves of the two grippers, from where the objects are, by inverse kinematics."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any, Literal
 
 import numpy as np
 from jaxtyping import Float, Float32
 
-from pirl.envs.aloha.kinematics import SIDES, Kinematics, Side, turn
-from pirl.envs.aloha.simulation import Simulation
+from pirl.envs.aloha.env import Simulation
 from pirl.envs.base import Expert
 from pirl.envs.experts import ExpertConfig, Flaws, with_flaws
+
+Side = Literal["left", "right"]
+SIDES: tuple[Side, Side] = ("left", "right")
+# The point between the fingers that grasps, in the frame of the gripper: its x axis points along the fingers.
+GRASP_POINT = np.array([0.14, 0.0, 0.0])
+# Damped least squares, until a hundredth of a millimetre is left.
+DAMPING, TOLERANCE, MAX_ITERATIONS = 0.02, 1e-5, 100
+# No iteration turns a joint further, so that a far goal is approached without flipping the arm over.
+MAX_TURN = 0.2
+
+
+def turn(axis: Literal["x", "y", "z"], degrees: float) -> Float[np.ndarray, "3 3"]:
+    """The rotation about an axis of the world."""
+    cosine, sine = np.cos(np.radians(degrees)), np.sin(np.radians(degrees))
+    index = "xyz".index(axis)
+    first, second = (index + 1) % 3, (index + 2) % 3
+    rotation = np.eye(3)
+    rotation[first, first] = rotation[second, second] = cosine
+    rotation[second, first], rotation[first, second] = sine, -sine
+    return rotation
+
 
 OPEN, CLOSED = 1.0, 0.0
 # An episode of either task takes about so long.
@@ -53,14 +74,14 @@ def shift(position: Float[np.ndarray, "3"], *, x: float = 0.0, z: float = 0.0) -
     return position + np.array([x, 0.0, z])
 
 
-def place(simulation: Simulation, body: str) -> Float[np.ndarray, "3"]:
+def position_of(simulation: Simulation, body: str) -> Float[np.ndarray, "3"]:
     """Where an object is now."""
     return np.array(simulation.data.body(body).xpos)
 
 
 def on_table(simulation: Simulation, body: str, height: float) -> Float[np.ndarray, "3"]:
     """Where to grasp an object that lies on the table, or will once it has fallen as it does at the beginning."""
-    x, y, _ = place(simulation, body)
+    x, y, _ = position_of(simulation, body)
     return np.array([x, y, height])
 
 
@@ -73,7 +94,7 @@ def transfer_cube(simulation: Simulation, aim: Float[np.ndarray, "3"]) -> Iterat
     yield Move(20, right=Reach(gripper=CLOSED))
     yield Move(50, Reach(shift(MEETING_POINT, x=-0.12), LEFT_ROLLED, OPEN), Reach(MEETING_POINT))
     yield Move(5)
-    cube = place(simulation, "box")
+    cube = position_of(simulation, "box")
     if np.linalg.norm(cube - MEETING_POINT) > DROPPED:
         return
     yield Move(25, left=Reach(cube))
@@ -93,7 +114,7 @@ def insertion(simulation: Simulation, aim: Float[np.ndarray, "3"]) -> Iterator[M
     yield Move(50, Reach(shift(MEETING_POINT, x=-0.1)), Reach(hand))
     # The peg slips a little in the hand, so the hand is led by where the peg is, not by where it should be.
     for distance in np.linspace(0.17, 0.09, 12):
-        error = shift(place(simulation, "socket"), x=distance) - place(simulation, "peg")
+        error = shift(position_of(simulation, "socket"), x=distance) - position_of(simulation, "peg")
         if np.linalg.norm(error) > DROPPED:
             return
         hand = hand + error
@@ -156,3 +177,61 @@ class Arm:
 def _ease(share: float) -> float:
     """Speeds up and slows down."""
     return share * share * (3 - 2 * share)
+
+
+# --- inverse kinematics in MuJoCo's model -----------------------------------------------------------------------------
+
+
+class Kinematics:
+    """Forward and inverse kinematics of both arms, in a copy of the data of a simulation's model."""
+
+    def __init__(self, model: Any) -> None:
+        import mujoco
+
+        self._mujoco, self._model, self._data = mujoco, model, mujoco.MjData(model)
+        self._bodies = {side: model.body(f"vx300s_{side}/gripper_link").id for side in SIDES}
+        # The first six of the eight joints of an arm; every one of them is a hinge, so positions and velocities agree.
+        self._joints = {side: np.arange(6) + 8 * index for index, side in enumerate(SIDES)}
+
+    def pose(
+        self, side: Side, joints: Float[np.ndarray, "6"]
+    ) -> tuple[Float[np.ndarray, "3"], Float[np.ndarray, "3 3"]]:
+        """Where the grasp point is, and how the gripper is turned."""
+        self._data.qpos[self._joints[side]] = joints
+        self._mujoco.mj_kinematics(self._model, self._data)
+        rotation = self._data.xmat[self._bodies[side]].reshape(3, 3).copy()
+        return self._data.xpos[self._bodies[side]] + rotation @ GRASP_POINT, rotation
+
+    def solve(
+        self,
+        side: Side,
+        position: Float[np.ndarray, "3"],
+        rotation: Float[np.ndarray, "3 3"],
+        start: Float[np.ndarray, "6"],
+    ) -> Float[np.ndarray, "6"]:
+        """Joints, near `start`, that bring the grasp point and the gripper there, or as near as the arm can."""
+        columns = self._joints[side]
+        low, high = self._model.jnt_range[columns].T
+        linear, angular = np.empty((3, self._model.nv)), np.empty((3, self._model.nv))
+        joints = np.array(start, np.float64)
+        for _ in range(MAX_ITERATIONS):
+            here, facing = self.pose(side, joints)
+            error = np.concatenate([position - here, _rotation_vector(rotation @ facing.T)])
+            if np.abs(error).max() < TOLERANCE:
+                break
+            self._mujoco.mj_comPos(self._model, self._data)
+            self._mujoco.mj_jac(self._model, self._data, linear, angular, here, self._bodies[side])
+            jacobian = np.concatenate([linear[:, columns], angular[:, columns]])
+            step = jacobian.T @ np.linalg.solve(jacobian @ jacobian.T + DAMPING**2 * np.eye(6), error)
+            step *= min(1.0, MAX_TURN / max(np.abs(step).max(), 1e-12))
+            joints = np.clip(joints + step, low, high)
+        return joints
+
+
+def _rotation_vector(rotation: Float[np.ndarray, "3 3"]) -> Float[np.ndarray, "3"]:
+    # Half turns, where the axis is lost, do not occur between the poses of an episode.
+    twice_sine = np.array(
+        [rotation[2, 1] - rotation[1, 2], rotation[0, 2] - rotation[2, 0], rotation[1, 0] - rotation[0, 1]]
+    )
+    sine, cosine = float(np.linalg.norm(twice_sine)) / 2, (float(np.trace(rotation)) - 1) / 2
+    return twice_sine / 2 if sine < 1e-9 else twice_sine / (2 * sine) * np.arctan2(sine, cosine)

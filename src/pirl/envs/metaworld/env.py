@@ -1,19 +1,18 @@
-"""Meta-World as a Gymnasium environment of pirl: cameras, proprioception, prompts, and the package's experts."""
+"""Meta-World as a Gymnasium environment: cameras, proprioception, prompts, and the package's experts."""
 
 import dataclasses
+import warnings
 from collections import OrderedDict
 from typing import Any, ClassVar, Literal
 
 import numpy as np
-from jaxtyping import UInt8
+from jaxtyping import Float32, Float64, UInt8
 
 from pirl.data.robots import get_robot
-from pirl.envs.base import EnvObservation, EnvState, Expert, RobotEnv, robot_spaces
-from pirl.envs.experts import ExpertConfig
-from pirl.envs.metaworld.expert import make_expert
-from pirl.envs.metaworld.simulator import Simulator
+from pirl.envs.base import EnvObservation, Expert, RobotEnv, robot_spaces
+from pirl.envs.experts import ExpertConfig, Flaws, with_flaws
 from pirl.envs.metaworld.tasks import PROMPTS, choose_tasks
-from pirl.envs.mujoco_rendering import CameraRenderer, Quality
+from pirl.envs.mujoco import CameraRenderer, Quality, import_simulator
 from pirl.errors import ConfigError, ObservationError
 
 ROBOT = get_robot("metaworld")
@@ -24,20 +23,28 @@ UPSIDE_DOWN = ("corner", "corner2", "corner3", "corner4")
 LONGEST_EPISODE = 500
 # Simulators kept when the task changes: making one takes a second, having one about 90 MB.
 KEPT_SIMULATORS = 10
+# What the package changes in its MuJoCo model when it places the objects of an episode.
+MODEL_ARRAYS = ("body_pos", "site_pos")
+# The usual length of an expert's episode.
+EPISODE_LENGTH = 80
+# The largest motion of one step is an action of 1; noise leaves the gripper alone.
+MOTION = np.array([1.0, 1.0, 1.0, 0.0])
+# Where the package's policies find positions of objects and of the goal in their observation.
+POSITIONS = (slice(4, 7), slice(11, 14), slice(36, 39))
 
 
 class MetaWorldEnv(RobotEnv):
     """Meta-World's fifty tasks: a Sawyer arm moved by its hand, objects placed anew by every seed.
 
     The state is the position of the hand and the opening of the gripper; where objects and goals are, a policy has to
-    see. The action is the motion of the hand (a centimetre along x, y and z at 1) and the gripper's effort (1 closes).
+    see. The action is the motion of the hand (a centimeter along x, y and z at 1) and the gripper's effort (1 closes).
     The reward is the package's dense one, from 0 to 10; `info["success"]` is the sparse one.
 
     Options:
         tasks: which tasks, with commas between them (`pick-place-v3,drawer-close-v3`), or `mt10`, or `all`.
-        image_size: height and width of the pictures.
+        image_size: height and width of the images.
         camera: where the scene is seen from; corner4 is close, corner2 shows the whole robot.
-        wrist_camera: whether there is a second picture, of what the gripper sees; half the speed.
+        wrist_camera: whether there is a second image, of what the gripper sees; half the speed.
         max_steps: steps until an episode is cut off, 500 at most. The experts need 35 to 350.
         terminate_on_success: whether an episode ends with success, or goes on to its last step.
         quality: fast (no shadows, no smoothing), or stock, as the package renders, several times slower.
@@ -85,19 +92,14 @@ class MetaWorldEnv(RobotEnv):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[EnvObservation, dict[str, Any]]:
-        """Begin an episode, or continue one from a state. Nothing is random after the start."""
+        """Begin an episode. Nothing is random after the start."""
         super().reset(seed=seed)
-        state = (options or {}).get("state")
-        task = self.choose_task(options if state is None else _with_task_of(state, options))
+        task = self.choose_task(options)
         self._simulator, self._renderer = self._open(task)
-        if state is None:
-            self._simulator.reset(int(self.np_random.integers(2**31)))
-        else:
-            self._simulator.set_state(state)
+        self._simulator.reset(int(self.np_random.integers(2**31)))
         return self._observe(), {"prompt": PROMPTS[task], "task": task, "success": False}
 
     def step(self, action: np.ndarray) -> tuple[EnvObservation, float, bool, bool, dict[str, Any]]:
-        """Move the hand and the gripper."""
         action = np.asarray(action, np.float32)
         if action.shape != self.action_space.shape or not np.isfinite(action).all():
             raise ObservationError(f"an action of Meta-World is 4 finite numbers (x, y, z, gripper), not {action}.")
@@ -107,12 +109,8 @@ class MetaWorldEnv(RobotEnv):
         return self._observe(), reward, terminated, truncated, {"success": success}
 
     def render(self) -> UInt8[np.ndarray, "height width 3"]:
-        """The picture of the scene."""
-        return self._picture(next(iter(self._views.values())))
-
-    def get_state(self) -> EnvState:
-        """All that decides how the episode goes on; it can be restored in another process."""
-        return self._simulator.get_state()
+        """The image of the scene."""
+        return self._image(next(iter(self._views.values())))
 
     def make_expert(self, config: ExpertConfig, seed: int) -> Expert:
         """The package's policy for the task, with flaws."""
@@ -124,35 +122,133 @@ class MetaWorldEnv(RobotEnv):
             renderer.close()
         self._simulators.clear()
 
-    def _open(self, task: str) -> tuple[Simulator, CameraRenderer]:
+    def _open(self, task: str) -> "tuple[Simulator, CameraRenderer]":
         if task not in self._simulators:
             if len(self._simulators) == KEPT_SIMULATORS:
                 self._simulators.popitem(last=False)[1][1].close()
-            simulator = Simulator(task)
-            renderer = CameraRenderer(
-                simulator.model, self.image_size, self.image_size, self.quality, extra="metaworld"
+            simulator, size = Simulator(task), self.image_size
+            self._simulators[task] = (
+                simulator,
+                CameraRenderer(simulator.model, size, size, self.quality, extra="metaworld"),
             )
-            self._simulators[task] = simulator, renderer
         self._simulators.move_to_end(task)
         return self._simulators[task]
 
     def _observe(self) -> EnvObservation:
         views = self._views if self.cameras_on else {}
-        pictures = {feature: self._picture(camera) for feature, camera in views.items()}
-        return pictures | {self.robot.state[0]: self._simulator.proprioception()}
+        images = {feature: self._image(camera) for feature, camera in views.items()}
+        return images | {self.robot.state[0]: self._simulator.proprioception()}
 
-    def _picture(self, camera: str) -> UInt8[np.ndarray, "height width 3"]:
-        picture = self._renderer.render(self._simulator.data, camera)
+    def _image(self, camera: str) -> UInt8[np.ndarray, "height width 3"]:
+        image = self._renderer.render(self._simulator.data, camera)
         # Turned around, not mirrored: left stays left.
-        return np.ascontiguousarray(picture[::-1, ::-1]) if camera in UPSIDE_DOWN else picture
+        return np.ascontiguousarray(image[::-1, ::-1]) if camera in UPSIDE_DOWN else image
 
 
-def _with_task_of(state: EnvState, options: dict[str, Any] | None) -> dict[str, Any]:
-    """The options of a reset with the task that the state belongs to."""
-    if "task" not in state or str(state["task"]) not in PROMPTS:
-        raise ConfigError("this is not a state of Meta-World; use one that get_state() of this environment gave.")
-    task = str(state["task"])
-    asked = (options or {}).get("task") or task
-    if asked != task:
-        raise ConfigError(f"the state belongs to the task {task!r}, but the episode is to be of {asked!r}.")
-    return {"task": task}
+class Simulator:
+    """The physics of one task, with starts that depend on nothing but the seed."""
+
+    def __init__(self, task: str) -> None:
+        registered = import_simulator("metaworld.env_dict", "metaworld").ALL_V3_ENVIRONMENTS_GOAL_OBSERVABLE
+        self._mujoco: Any = import_simulator("mujoco", "metaworld")
+        self.task = task
+        # It is reset when it is made, so that every attribute of an episode is there.
+        self._env: Any = registered[f"{task}-goal-observable"](seed=0)
+        # Without these two it starts every episode at the same place, or where numpy's global generator says.
+        self._env._freeze_rand_vec = False
+        self._env.seeded_rand_vec = True
+        self.model: Any = self._env.model
+        self.data: Any = self._env.data
+        # Every episode begins from this, because a reset of the package depends a little on what went before.
+        self._pristine = self._get_state()
+
+    @property
+    def steps(self) -> int:
+        """Steps taken in this episode."""
+        return int(self._env.curr_path_length)
+
+    def reset(self, seed: int) -> None:
+        """Place everything as the seed says."""
+        self._set_state(self._pristine)
+        self._env.seed(seed)
+        self._env.reset()
+        # The package moves the goal after it has computed positions: without this the first image has the old one.
+        self._mujoco.mj_forward(self.model, self.data)
+
+    def step(self, action: Float32[np.ndarray, "4"]) -> tuple[float, bool]:
+        """Move, and return the dense reward of the package and whether the task is done."""
+        _, reward, _, _, info = self._env.step(action)
+        return float(reward), bool(info["success"])
+
+    def proprioception(self) -> Float32[np.ndarray, "4"]:
+        """Position of the hand, and how far the gripper is open (0 to 1)."""
+        return self.full_observation()[:4].astype(np.float32)
+
+    def full_observation(self) -> Float64[np.ndarray, "39"]:
+        """The observation of the package's own policies: hand, gripper, objects; the same once more; the goal."""
+        now = self._env._get_curr_obs_combined_no_goal()
+        space = self._env.sawyer_observation_space
+        return np.clip(np.concatenate([now, now, self._env._get_pos_goal()]), space.low, space.high)
+
+    def _get_state(self) -> dict[str, Any]:
+        """The simulation, the positions of fixed things, and the numbers that the package remembers of an episode."""
+        everything = self._mujoco.mjtState.mjSTATE_INTEGRATION
+        simulation = np.empty(self._mujoco.mj_stateSize(self.model, everything))
+        self._mujoco.mj_getState(self.model, self.data, simulation, everything)
+        model = {name: getattr(self.model, name).copy() for name in MODEL_ARRAYS}
+        return {"simulation": simulation, "model": model, "numbers": self._numbers()}
+
+    def _set_state(self, state: dict[str, Any]) -> None:
+        for name, values in state["model"].items():
+            getattr(self.model, name)[:] = values
+        for name in self._numbers():
+            value = state["numbers"].get(name)
+            setattr(self._env, name, value.copy() if isinstance(value, np.ndarray) else value)
+        everything = self._mujoco.mjtState.mjSTATE_INTEGRATION
+        self._mujoco.mj_setState(self.model, self.data, state["simulation"], everything)
+        self._mujoco.mj_forward(self.model, self.data)
+        # Once more: computing positions from the state also moves where the constraint solver starts the next time.
+        self._mujoco.mj_setState(self.model, self.data, state["simulation"], everything)
+
+    def _numbers(self) -> dict[str, Any]:
+        """The attributes of the package's environment that are numbers, or may become numbers."""
+        return {
+            name: value.copy() if isinstance(value, np.ndarray) else value
+            for name, value in vars(self._env).items()
+            if value is None or isinstance(value, int | float | np.generic) or _is_own_array(value)
+        }
+
+
+def _is_own_array(value: Any) -> bool:
+    """Whether it is an array that is not a view into MuJoCo's memory, which changes with the simulation."""
+    while isinstance(value, np.ndarray):
+        if value.base is None:
+            return True
+        value = value.base
+    return False
+
+
+def make_expert(simulator: Simulator, config: ExpertConfig, seed: int) -> Expert:
+    """The package's own policy for the task. Its aim errs as with a badly calibrated camera: positions are displaced."""
+    policy = import_simulator("metaworld.policies", "metaworld").ENV_POLICY_MAP[simulator.task]()
+    rng = np.random.default_rng(seed)
+    flaws = Flaws.draw(config, rng, EPISODE_LENGTH)
+    gripper = -1.0
+
+    def act() -> Float32[np.ndarray, "4"]:
+        nonlocal gripper
+        observation = simulator.full_observation()
+        for position in POSITIONS:
+            observation[position] += flaws.aim
+        with warnings.catch_warnings():
+            # It warns whenever it asks for more than the largest motion, which is most of the time.
+            warnings.simplefilter("ignore")
+            action = np.clip(policy.get_action(observation), -1.0, 1.0).astype(np.float32)
+        gripper = float(action[3])
+        return action
+
+    def hold() -> Float32[np.ndarray, "4"]:
+        return np.array([0.0, 0.0, 0.0, gripper], np.float32)
+
+    flawed = with_flaws(act, hold, flaws, rng, MOTION)
+    return lambda: np.clip(flawed(), -1.0, 1.0)

@@ -1,4 +1,4 @@
-"""Pictures of many tables at once in plain numpy: everything on the table is a sprite, drawn once and then pasted."""
+"""Images of many tables at once in plain numpy: everything on the table is a sprite, drawn once and then pasted."""
 
 import functools
 from dataclasses import dataclass
@@ -6,12 +6,12 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Float32, Float64, Int64, UInt8
 
-from pirl.envs.tabletop.world import BLOCK, BLOCK_COLOURS, FINGERS, TABLE, ZONE, ZONE_COLOURS, Tables
+from pirl.envs.tabletop.world import BLOCK, BLOCK_COLORS, FINGERS, TABLE, ZONE, ZONE_COLORS, Tables
 
 OVERHEAD, WRIST = 0.215, 0.10  # half the side of what each camera sees, in metres
 
 _RGB = {"red": (206, 58, 52), "blue": (48, 98, 190), "yellow": (240, 186, 44), "green": (54, 150, 88)}
-_BLOCKS, _ZONES = (np.array([_RGB[name] for name in names], np.float32) for names in (BLOCK_COLOURS, ZONE_COLOURS))
+_BLOCKS, _ZONES = (np.array([_RGB[name] for name in names], np.float32) for names in (BLOCK_COLORS, ZONE_COLORS))
 _DISTRACTORS = np.array([(150, 98, 168), (226, 132, 168), (96, 178, 196), (238, 238, 232)], np.float32)
 # Half-way between black and white, which is zero to the policy: a table that says nothing lets it see what is on it.
 _TOP, _FLOOR = np.array((126, 129, 132), np.float32), np.array((92, 94, 100), np.float32)
@@ -38,25 +38,25 @@ class View:
 
 
 def draw(
-    tables: Tables, objects: int, view: View, centres: Float64[np.ndarray, "n 2"]
+    tables: Tables, objects: int, view: View, centers: Float64[np.ndarray, "n 2"]
 ) -> UInt8[np.ndarray, "n size size 3"]:
     """The tables from above, each around its centre; up is +y. The first `objects` bodies are blocks."""
-    canvas = _bare_tables(view, centres)
+    canvas = _bare_tables(view, centers)
     for zone in range(tables.zones.shape[1]):
-        _paste(canvas, view, tables.zones[:, zone] - centres, _zone(view, zone))
+        _paste(canvas, view, tables.zones[:, zone] - centers, _zone(view, zone))
     for body in range(tables.bodies.shape[1]):
         sprite = _block(view, body) if body < objects else _distractor(view, body - objects)
         lifted = (tables.held == body).astype(np.int64)
-        _paste(canvas, view, tables.bodies[:, body] - centres, sprite, lifted)
+        _paste(canvas, view, tables.bodies[:, body] - centers, sprite, lifted)
     opening = np.rint(tables.opening * (_OPENINGS - 1)).astype(np.int64)
-    _paste(canvas, view, tables.gripper - centres, _gripper(view), opening)
-    canvas += 0.5  # mixtures of colours are colours: nothing to clip
+    _paste(canvas, view, tables.gripper - centers, _gripper(view), opening)
+    canvas += 0.5  # mixtures of colors are colors: nothing to clip
     return canvas.astype(np.uint8)
 
 
-def _bare_tables(view: View, centres: Float64[np.ndarray, "n 2"]) -> Float32[np.ndarray, "n size size 3"]:
+def _bare_tables(view: View, centers: Float64[np.ndarray, "n 2"]) -> Float32[np.ndarray, "n size size 3"]:
     axis = (np.arange(view.size) + 0.5) / view.scale - view.half
-    x, y = axis + centres[:, :1], axis + centres[:, 1:]
+    x, y = axis + centers[:, :1], axis + centers[:, 1:]
     # Grain runs along y, so that the table is a product of one row and one column.
     grain = 1.0 + 0.018 * np.sin(x * 91.0) + 0.014 * np.sin(x * 237.0 + 1.0) + 0.01 * np.sin(x * 613.0 + 2.0)
     on_x, on_y = (np.clip(0.5 + (TABLE - np.abs(along)) * view.scale, 0, 1).astype(np.float32) for along in (x, y))
@@ -66,13 +66,13 @@ def _bare_tables(view: View, centres: Float64[np.ndarray, "n 2"]) -> Float32[np.
     return canvas
 
 
-# --- sprites -----------------------------------------------------------------------------------------------------------
+# --- sprites ----------------------------------------------------------------------------------------------------------
 
 
 class Sprite:
     """A drawing with soft edges, in several variants, at every position within a pixel.
 
-    A sprite is what it adds to a picture (`paint`) and how much of the picture it lets through (`gap`).
+    A sprite is what it adds to an image (`paint`) and how much of the image it lets through (`gap`).
     """
 
     def __init__(self, view: View, reach: float, variants: int = 1) -> None:
@@ -85,9 +85,9 @@ class Sprite:
     def box(
         self,
         variant: int,
-        place: tuple[float, float],
+        center: tuple[float, float],
         half: tuple[float, float],
-        colour: Float32[np.ndarray, "3"],
+        color: Float32[np.ndarray, "3"],
         *,
         alpha: float = 1.0,
         corner: float = 0.3,
@@ -98,8 +98,8 @@ class Sprite:
         width, height = half[0] * self.scale, half[1] * self.scale
         pixel = np.arange(2 * self.reach + 1) - self.reach + 0.5
         phase = (np.arange(self.phases) + 0.5) / self.phases
-        x = pixel - phase[:, None] - place[0] * self.scale
-        y = pixel - phase[:, None] + place[1] * self.scale
+        x = pixel - phase[:, None] - center[0] * self.scale
+        y = pixel - phase[:, None] + center[1] * self.scale
         radius = corner * min(width, height)
         dx = (np.abs(x) - width + radius)[None, :, None, :]
         dy = (np.abs(y) - height + radius)[:, None, :, None]
@@ -110,26 +110,26 @@ class Sprite:
             distance = np.abs(distance + line) - line
         cover = alpha * np.clip(0.5 - distance / max(1.0, softness * self.scale), 0, 1)
         cover = cover.reshape(*self.gap.shape[1:]).astype(np.float32)
-        self.paint[variant] += cover * (colour - self.paint[variant])
+        self.paint[variant] += cover * (color - self.paint[variant])
         self.gap[variant] *= 1 - cover
 
 
 def _paste(
     canvas: Float32[np.ndarray, "n size size 3"],
     view: View,
-    places: Float64[np.ndarray, "n 2"],
+    positions: Float64[np.ndarray, "n 2"],
     sprite: Sprite,
     variants: Int64[np.ndarray, " n"] | None = None,
 ) -> None:
-    """Put a sprite on every table, in metres from the middle of the picture. What is out of sight costs nothing."""
-    at = places * view.scale * (1, -1) + view.size / 2
+    """Put a sprite on every table, in metres from the middle of the image. What is out of sight costs nothing."""
+    at = positions * view.scale * (1, -1) + view.size / 2
     whole = np.floor(at)
     column_phase, row_phase = np.floor((at - whole) * view.phases).astype(np.int64).T
     columns, rows = (whole.astype(np.int64) - sprite.reach).T
     side = 2 * sprite.reach + 1
     seen = (np.maximum(columns, rows) < view.size) & (np.minimum(columns, rows) > -side)
     phases = (row_phase * view.phases + column_phase).tolist()
-    chosen = [0] * len(places) if variants is None else variants.tolist()
+    chosen = [0] * len(positions) if variants is None else variants.tolist()
     # A loop over tables, because slices are several times faster than indexing every pixel of every table.
     for table, column, row in zip(
         np.flatnonzero(seen).tolist(), columns[seen].tolist(), rows[seen].tolist(), strict=True
@@ -148,16 +148,16 @@ def _paste(
 
 
 @functools.lru_cache(maxsize=64)
-def _zone(view: View, colour: int) -> Sprite:
-    sprite, rgb = Sprite(view, ZONE), _ZONES[colour]
+def _zone(view: View, color: int) -> Sprite:
+    sprite, rgb = Sprite(view, ZONE), _ZONES[color]
     sprite.box(0, (0.0, 0.0), (ZONE, ZONE), 0.72 * rgb + 0.28 * _WHITE, alpha=0.6, corner=0.25)
     sprite.box(0, (0.0, 0.0), (ZONE, ZONE), rgb, corner=0.25, rim=0.007)
     return sprite
 
 
 @functools.lru_cache(maxsize=64)
-def _block(view: View, colour: int) -> Sprite:
-    return _body(view, _BLOCKS[colour], corner=0.28)
+def _block(view: View, color: int) -> Sprite:
+    return _body(view, _BLOCKS[color], corner=0.28)
 
 
 @functools.lru_cache(maxsize=64)

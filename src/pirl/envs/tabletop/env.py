@@ -1,38 +1,38 @@
-"""`pirl/Tabletop-v0`: put a coloured block into a coloured zone, seen by two cameras; one table, or many at once."""
+"""`pirl/Tabletop-v0`: put a colored block into a colored zone, seen by two cameras; one table, or a pool of many."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import TracebackType
 from typing import Any, ClassVar, Literal
 
-import gymnasium
 import numpy as np
 from gymnasium.utils.seeding import np_random
-from gymnasium.vector.utils import batch_space
-from jaxtyping import Bool, Float, Float64, UInt8
+from jaxtyping import Float, Float32, Int64, UInt8
 
-from pirl.envs.base import EnvObservation, EnvState, Expert, RobotEnv, robot_spaces
+from pirl.data.robots import get_robot
+from pirl.envs.base import EnvDescription, EnvObservation, Expert, RobotEnv, Start, robot_spaces
 from pirl.envs.experts import ExpertConfig
-from pirl.envs.tabletop.expert import TableExperts
-from pirl.envs.tabletop.pool import TabletopPool
-from pirl.envs.tabletop.scene import Scene, Seen, task_in
-from pirl.envs.tabletop.world import Layout, TableConfig
+from pirl.envs.runner import Chunk, ChunkResult, Images, ResetResult, Result, stack_observations
+from pirl.envs.tabletop.drawing import OVERHEAD, WRIST, View, draw
+from pirl.envs.tabletop.world import Layout, Outcome, TableConfig, TableExperts, Tables, lay_table, step
 from pirl.errors import ConfigError
 
 FPS = 10
 _ONLY = np.zeros(1, np.int64)
+Observed = Literal["pixels", "state"]
 
 
 class TabletopEnv(RobotEnv):
-    """A gripper above a table with coloured blocks and zones, in plain numpy.
+    """A gripper above a table with colored blocks and zones, in plain numpy.
 
     Actions are motion in x and y and the gripper (-1 open, 1 closed), within ±1; one step moves 2 cm at most. Reward 1
     on success. The episode truly ends when the right block lies in the right zone, when another one does, and when
-    something falls off the table. A grasp that is not centred slips, and the block jumps aside.
+    something falls off the table. A grasp that is not centered slips, and the block jumps aside.
 
     Options:
-        objects: coloured blocks, 1 to 4; a task may ask for any of them
-        zones: coloured zones, 1 to 4
+        objects: colored blocks, 1 to 4; a task may ask for any of them
+        zones: colored zones, 1 to 4
         distractors: round objects that no task mentions, 0 to 4
-        precision: how close to the centre of a block a grasp has to be, in metres
+        precision: how close to the center of a block a grasp has to be, in meters
         action_noise: noise on every motion, as a fraction of the largest motion
         max_steps: steps until the episode times out
         layout: "sorted" (every zone and block in its own part of the table) or "free" (anywhere, much harder to learn)
@@ -57,129 +57,232 @@ class TabletopEnv(RobotEnv):
         max_steps: int = 80,
         layout: Layout = "sorted",
         image_size: int = 56,
-        observation: Seen = "pixels",
+        observation: Observed = "pixels",
         render_size: int = 480,
         render_mode: Literal["rgb_array"] = "rgb_array",
     ) -> None:
         if render_size < 16:
-            raise ConfigError(f"render_size = {render_size}: nothing can be seen below 16 pixels.")
+            raise ConfigError(f"render_size = {render_size} should be at least 16 pixels.")
         config = TableConfig(objects, zones, distractors, precision, action_noise, max_steps, layout)
         self._scene = Scene(1, config, image_size, observation)
         self._experts = TableExperts(1)
         self._render_size = render_size
         self.render_mode = render_mode
         self.robot, self.tasks, self.max_steps = self._scene.robot, config.tasks, config.max_steps
-        self.observation_space, self.action_space = spaces_of(self._scene)
+        assert self.robot.state_dim is not None
+        cameras = dict.fromkeys(self.robot.cameras.values(), (image_size, image_size))
+        self.observation_space, self.action_space = robot_spaces(self.robot, cameras, self.robot.state_dim, -1.0, 1.0)
 
     @classmethod
-    def make_pool(cls, size: int, **options: Any) -> TabletopPool:
+    def make_pool(cls, size: int, **options: Any) -> "TabletopPool":
         """Many tables in one process."""
         env = cls(**options)
-        return TabletopPool(env.describe(), Scene(size, env._scene.config, env._scene.image_shape[0], env._scene.seen))
+        return TabletopPool(env.describe(), env._scene.resized(size))
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[EnvObservation, dict[str, Any]]:
-        """Begin an episode, or go on from a state."""
         super().reset(seed=seed)
-        if options and options.get("state") is not None:
-            self._scene.set_state(0, options["state"], None if seed is None else self.np_random)
-        else:
-            self._scene.lay(0, self.np_random, task_in(options))
+        self._scene.reset(0, self.np_random, (options or {}).get("task"))
         prompt = self._scene.prompt(0)
         return self._observe(), {"prompt": prompt, "task": prompt, "success": False}
 
     def step(self, action: np.ndarray) -> tuple[EnvObservation, float, bool, bool, dict[str, Any]]:
-        """Let one step pass."""
         outcome = self._scene.step(_ONLY, np.asarray(action, np.float32)[None])
         success = bool(outcome.success[0])
         ended = success or bool(outcome.failed[0])
         return self._observe(), float(success), ended, bool(outcome.truncated[0]), {"success": success}
 
-    def get_state(self) -> EnvState:
-        """All that decides how the episode goes on."""
-        return self._scene.state(0)
-
     def make_expert(self, config: ExpertConfig, seed: int) -> Expert:
-        """A scripted expert for the episode that has just begun."""
         self._experts.begin(0, config, seed)
         return lambda: self._experts.act(self._scene.tables, _ONLY)[0]
 
     def render(self) -> UInt8[np.ndarray, "size size 3"]:
         """The table from above."""
-        return self._scene.render(0, self._render_size)
+        return self._scene.render(self._render_size)
 
     def _observe(self) -> EnvObservation:
-        observe = self._scene.observe if self.cameras_on else self._scene.feel
-        return {name: value[0] for name, value in observe(_ONLY).items()}
+        images = self._scene.images(_ONLY) if self.cameras_on else {}
+        return {name: value[0] for name, value in (images | self._scene.state(_ONLY)).items()}
 
 
-class TabletopVectorEnv(gymnasium.vector.VectorEnv[EnvObservation, np.ndarray, Any]):
-    """Many tables in step, as a native vector environment; row i seeded with s is the single environment seeded with s.
+class Scene:
+    """Tables with their cameras and their robot: what the single and the pooled environment have in common."""
 
-    A table whose episode ended begins the next one at the following step, whose action does not count.
-    """
+    def __init__(self, tables: int, config: TableConfig, image_size: int, observed: Observed) -> None:
+        if image_size < 16:
+            raise ConfigError(f"image_size = {image_size} should be at least 16 pixels.")
+        if observed not in ("pixels", "state"):
+            raise ConfigError(f"observation = {observed!r} is neither 'pixels' nor 'state'.")
+        self.config, self._image_size, self._observed = config, image_size, observed
+        self.robot = get_robot("tabletop" if observed == "pixels" else "tabletop_state")
+        self._views = (View(OVERHEAD, image_size), View(WRIST, image_size))
+        empty = lay_table(config, 0, 0)
+        self.tables = Tables(**{name: np.repeat(value, tables, axis=0) for name, value in empty.arrays().items()})
 
-    metadata: ClassVar[dict[str, Any]] = {  # type: ignore[misc]
-        "render_modes": [],
-        "render_fps": FPS,
-        "autoreset_mode": gymnasium.vector.AutoresetMode.NEXT_STEP,
-    }
+    def resized(self, tables: int) -> "Scene":
+        """A scene of the same kind with so many tables."""
+        return Scene(tables, self.config, self._image_size, self._observed)
 
-    def __init__(self, num_envs: int = 1, **options: Any) -> None:
-        single = TabletopEnv(**options)
-        self.num_envs = num_envs
-        scene = single._scene
-        self._scene = Scene(num_envs, scene.config, scene.image_shape[0], scene.seen)
-        self.single_observation_space, self.single_action_space = single.observation_space, single.action_space
-        self.observation_space = batch_space(single.observation_space, num_envs)
-        self.action_space = batch_space(single.action_space, num_envs)
-        self._rngs = [np_random()[0] for _ in range(num_envs)]
-        self._ended = np.zeros(num_envs, bool)
+    def reset(self, row: int, rng: np.random.Generator, task: str | None) -> None:
+        """Begin an episode on one table."""
+        seed, chosen = int(rng.integers(2**63)), int(rng.integers(len(self.config.tasks)))
+        if task is not None:
+            if task not in self.config.tasks:
+                raise ConfigError(
+                    f"the tabletop has no task {task!r}; it has {', '.join(map(repr, self.config.tasks))}."
+                )
+            chosen = self.config.tasks.index(task)
+        self.tables.replace(row, lay_table(self.config, seed, chosen))
 
-    def reset(
-        self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[EnvObservation, dict[str, Any]]:
-        """Begin an episode on every table."""
-        if seed is not None:
-            seeds = list(seed) if isinstance(seed, Sequence) else [int(seed) + row for row in range(self.num_envs)]
-            for row, one in zip(range(self.num_envs), seeds, strict=True):
-                if one is not None:
-                    self._rngs[row] = np_random(one)[0]
-        every = np.ones(self.num_envs, bool)
-        return self._begin(every, options), self._info(every, np.zeros(self.num_envs, bool))
+    def step(self, rows: Int64[np.ndarray, " rows"], actions: Float[np.ndarray, "rows 3"]) -> Outcome:
+        """Take a step on some of the tables."""
+        if not np.isfinite(actions).all():
+            raise ConfigError(
+                f"an action of the tabletop is not finite: {actions[~np.isfinite(actions).all(axis=1)][0]}"
+            )
+        tables = self.tables.rows(rows)
+        outcome = step(tables, self.config, actions.astype(np.float32))
+        for name, value in self.tables.arrays().items():
+            value[rows] = getattr(tables, name)
+        return outcome
 
-    def step(
-        self, actions: Float[np.ndarray, "n 3"]
-    ) -> tuple[
-        EnvObservation, Float64[np.ndarray, " n"], Bool[np.ndarray, " n"], Bool[np.ndarray, " n"], dict[str, Any]
-    ]:
-        """Let one step pass on every table."""
-        begins, going = self._ended.copy(), np.flatnonzero(~self._ended)
-        success, failed, truncated = np.zeros((3, self.num_envs), bool)
-        if len(going):
-            outcome = self._scene.step(going, np.asarray(actions)[going])
-            success[going], failed[going], truncated[going] = outcome.success, outcome.failed, outcome.truncated
-        observation = self._begin(begins, None)
-        self._ended = success | failed | truncated
-        return observation, success.astype(np.float64), success | failed, truncated, self._info(begins, success)
+    def prompt(self, row: int) -> str:
+        """The task of one table."""
+        block, zone = self.tables.goal[row]
+        return self.config.tasks[block * self.config.zones + zone]
 
-    def _begin(self, rows: Bool[np.ndarray, " n"], options: dict[str, Any] | None) -> EnvObservation:
-        for row in np.flatnonzero(rows):
-            self._scene.lay(int(row), self._rngs[row], task_in(options))
-        self._ended &= ~rows
-        return self._scene.observe(np.arange(self.num_envs))
+    def images(self, rows: Int64[np.ndarray, " rows"]) -> EnvObservation:
+        """The cameras' images of some of the tables."""
+        if not self.robot.cameras or not len(rows):
+            return {}
+        tables = self.tables.rows(rows)
+        centers = (np.zeros_like(tables.gripper), tables.gripper)
+        return {
+            camera: draw(tables, self.config.objects, view, center)
+            for camera, view, center in zip(self.robot.cameras.values(), self._views, centers, strict=True)
+        }
 
-    def _info(self, begun: Bool[np.ndarray, " n"], success: Bool[np.ndarray, " n"]) -> dict[str, Any]:
-        info: dict[str, Any] = {"success": success, "_success": np.ones(self.num_envs, bool)}
-        if begun.any():
-            prompts = np.array([self._scene.prompt(row) for row in range(self.num_envs)], object)
-            info |= {"prompt": prompts, "_prompt": begun.copy(), "task": prompts, "_task": begun.copy()}
-        return info
+    def state(self, rows: Int64[np.ndarray, " rows"]) -> EnvObservation:
+        """The observed states of some of the tables."""
+        tables = self.tables.rows(rows)
+        proprioception = np.concatenate([tables.gripper, tables.opening[:, None]], axis=1).astype(np.float32)
+        return {self.robot.state[0]: proprioception if self.robot.cameras else _true_state(tables)}
+
+    def render(self, size: int) -> UInt8[np.ndarray, "size size 3"]:
+        """An image of the first table for people."""
+        return draw(self.tables.rows(_ONLY), self.config.objects, View(OVERHEAD, size), np.zeros((1, 2)))[0]
 
 
-def spaces_of(scene: Scene) -> tuple[gymnasium.Space[EnvObservation], gymnasium.spaces.Box]:
-    """Of one table."""
-    assert scene.robot.state_dim is not None
-    cameras = dict.fromkeys(scene.robot.cameras.values(), scene.image_shape)
-    return robot_spaces(scene.robot, cameras, scene.robot.state_dim, -1.0, 1.0)
+def _true_state(tables: Tables) -> Float32[np.ndarray, "n 8"]:
+    """Gripper, opening, whether it holds the right block, and the vectors to the block and to the zone."""
+    rows = np.arange(len(tables))
+    block, zone = tables.goal.T
+    return np.concatenate(
+        [
+            tables.gripper,
+            tables.opening[:, None],
+            (tables.held == block)[:, None],
+            tables.bodies[rows, block] - tables.gripper,
+            tables.zones[rows, zone] - tables.gripper,
+        ],
+        axis=1,
+    ).astype(np.float32)
+
+
+class TabletopPool:
+    """Tables 0 … size - 1 in one process (see `EnvPool`); what is queued for several of them is done for all at once."""
+
+    groups = 1
+
+    def __init__(self, description: EnvDescription, scene: Scene) -> None:
+        self.description, self._scene = description, scene
+        self.size = len(scene.tables)
+        self._experts = TableExperts(self.size)
+        self._begun: dict[int, ResetResult] = {}
+        self._queued: dict[int, tuple[Chunk, Images]] = {}
+        # Slots with an episode under way, and whether it has an expert.
+        self._running: dict[int, bool] = {}
+
+    def start(self, slot: int, start: Start, expert: ExpertConfig | None = None) -> None:
+        """Begin an episode, with an expert if it is to act."""
+        self._queued.pop(slot, None)  # of an episode that was abandoned
+        self._scene.reset(slot, np_random(start.seed)[0], start.task)
+        if expert is not None:
+            self._experts.begin(slot, expert, start.seed)
+        self._running[slot] = expert is not None
+        prompt, rows = self._scene.prompt(slot), np.array([slot])
+        observation = self._scene.images(rows) | self._scene.state(rows)
+        self._begun[slot] = ResetResult({name: value[0] for name, value in observation.items()}, prompt, prompt)
+
+    def execute(self, slot: int, actions: Chunk, *, images: Images = "all") -> None:
+        """Take these actions, or so many steps of the expert."""
+        if slot not in self._running:
+            raise ValueError(f"no episode is under way in slot {slot}: start one first.")
+        if isinstance(actions, int) and not self._running[slot]:
+            raise ValueError(f"the episode in slot {slot} was started without an expert.")
+        self._queued[slot] = actions, images
+
+    def wait(self, slots: Sequence[int]) -> dict[int, Result]:
+        """The results of what was queued for these slots."""
+        if idle := [slot for slot in slots if slot not in self._begun and slot not in self._queued]:
+            raise ValueError(f"nothing was queued for the slots {idle}.")
+        results: dict[int, Result] = {slot: self._begun.pop(slot) for slot in slots if slot in self._begun}
+        return results | self._execute({slot: self._queued.pop(slot) for slot in slots if slot in self._queued})
+
+    def _execute(self, queued: Mapping[int, tuple[Chunk, Images]]) -> dict[int, ChunkResult]:
+        chunks = {slot: chunk for slot, (chunk, _) in queued.items()}
+        lengths = {slot: chunk if isinstance(chunk, int) else len(chunk) for slot, chunk in chunks.items()}
+        observations: dict[int, list[EnvObservation]] = {slot: [] for slot in queued}
+        actions: dict[int, list[np.ndarray]] = {slot: [] for slot in queued}
+        ends: dict[int, tuple[bool, bool, bool]] = {}  # success, terminated, truncated
+        for index in range(max(lengths.values(), default=0)):
+            stepping = [slot for slot in queued if index < lengths[slot] and not any(ends.get(slot, ()))]
+            if not stepping:
+                break
+            rows = np.array(stepping)
+            taken = self._actions(rows, chunks, index)
+            outcome = self._scene.step(rows, taken)
+            imaged = [slot for slot in stepping if queued[slot][1] == "all" or index == lengths[slot] - 1]
+            images = _by_slot(imaged, self._scene.images(np.array(imaged, np.int64)))
+            states = _by_slot(stepping, self._scene.state(rows))
+            for row, slot in enumerate(stepping):
+                observations[slot].append(images.get(slot, {}) | states[slot])
+                actions[slot].append(taken[row])
+                success = bool(outcome.success[row])
+                ends[slot] = success, success or bool(outcome.failed[row]), bool(outcome.truncated[row])
+        results = {}
+        for slot, (success, terminated, truncated) in ends.items():
+            rewards = np.zeros(len(actions[slot]), np.float32)
+            rewards[-1] = success
+            stacked = stack_observations(observations[slot])
+            results[slot] = ChunkResult(stacked, np.stack(actions[slot]), rewards, terminated, truncated, success)
+            if terminated or truncated:
+                del self._running[slot]
+        return results
+
+    def _actions(
+        self, rows: Int64[np.ndarray, " rows"], chunks: Mapping[int, Chunk], index: int
+    ) -> Float32[np.ndarray, "rows 3"]:
+        # Experts that do not act now must not draw from their generators either.
+        actions = np.zeros((len(rows), 3), np.float32)
+        by_expert = np.array([isinstance(chunks[row], int) for row in rows.tolist()])
+        if by_expert.any():
+            actions[by_expert] = self._experts.act(self._scene.tables, rows[by_expert])
+        for position in np.flatnonzero(~by_expert):
+            actions[position] = np.asarray(chunks[int(rows[position])])[index]
+        return actions
+
+    def close(self) -> None:
+        """Nothing is left running."""
+
+    def __enter__(self) -> "TabletopPool":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+
+def _by_slot(slots: Sequence[int], observations: EnvObservation) -> dict[int, EnvObservation]:
+    return {slot: {name: value[row] for name, value in observations.items()} for row, slot in enumerate(slots)}

@@ -1,4 +1,4 @@
-"""The physics of the tabletop: many tables at once, as arrays; a gripper slides above blocks, closes, and may slip."""
+"""The physics of the tabletop, and its scripted expert: many tables at once, as arrays."""
 
 import dataclasses
 from dataclasses import dataclass
@@ -7,11 +7,12 @@ from typing import Literal, get_args
 import numpy as np
 from jaxtyping import Bool, Float32, Float64, Int64, UInt64
 
+from pirl.envs.experts import ExpertConfig, Flaws
 from pirl.errors import ConfigError
 
-# The first blocks and the first zones have different colours: that is the easy end. More of them share some.
-BLOCK_COLOURS = ("red", "yellow", "blue", "green")
-ZONE_COLOURS = ("blue", "green", "red", "yellow")
+# The first blocks and the first zones have different colors: that is the easy end. More of them share some.
+BLOCK_COLORS = ("red", "yellow", "blue", "green")
+ZONE_COLORS = ("blue", "green", "red", "yellow")
 TABLE = 0.20  # half the side of the table, in metres
 REACH = 0.19  # how far the gripper goes
 BLOCK = 0.026  # half the side of a block
@@ -26,7 +27,7 @@ Layout = Literal["sorted", "free"]
 
 @dataclass(frozen=True)
 class TableConfig:
-    """How hard the task is."""
+    """The difficulty of the task."""
 
     objects: int = 2
     zones: int = 2
@@ -40,7 +41,7 @@ class TableConfig:
     layout: Layout = "sorted"
 
     def __post_init__(self) -> None:
-        for name, most in (("objects", len(BLOCK_COLOURS)), ("zones", len(ZONE_COLOURS)), ("distractors", 4)):
+        for name, most in (("objects", len(BLOCK_COLORS)), ("zones", len(ZONE_COLORS)), ("distractors", 4)):
             least = 0 if name == "distractors" else 1
             if not least <= getattr(self, name) <= most:
                 raise ConfigError(f"{name} = {getattr(self, name)} should be {least} to {most}.")
@@ -68,14 +69,14 @@ class TableConfig:
         """Every block in every zone, in words."""
         return tuple(
             f"put the {block} block in the {zone} zone"
-            for block in BLOCK_COLOURS[: self.objects]
-            for zone in ZONE_COLOURS[: self.zones]
+            for block in BLOCK_COLORS[: self.objects]
+            for zone in ZONE_COLORS[: self.zones]
         )
 
 
 @dataclass
 class Tables:
-    """The state of n tables: all that decides how they go on. Bodies are the blocks, then the distractors."""
+    """The state of n tables. Bodies are the blocks, then the distractors."""
 
     gripper: Float64[np.ndarray, "n 2"]
     opening: Float64[np.ndarray, " n"]  # 1 open, 0 closed
@@ -95,18 +96,17 @@ class Tables:
         return Tables(**{name: np.array(value[rows]) for name, value in self.arrays().items()})
 
     def replace(self, row: int, source: "Tables") -> None:
-        """Put the only table of `source` in place of a row."""
+        """Replace a row by the only table of `source`."""
         for name, value in self.arrays().items():
             value[row] = getattr(source, name)[0]
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """Its arrays by name."""
         return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a step led to. `failed`: the task cannot be done any more."""
+    """The result of a step. `failed`: the task cannot be done any more."""
 
     success: Bool[np.ndarray, " n"]
     failed: Bool[np.ndarray, " n"]
@@ -114,13 +114,13 @@ class Outcome:
 
 
 def lay_table(config: TableConfig, seed: int, task: int) -> Tables:
-    """A table with everything at random places, none too close to another, and the gripper anywhere."""
+    """A table with everything at random positions, none too close to another, and the gripper anywhere."""
     rng = np.random.default_rng(np.random.SeedSequence([seed, 0x7AB1E]))
     bodies = config.objects + config.distractors
     if config.layout == "free":
-        places = _scatter(rng, np.array([ZONE] * config.zones + [BLOCK] * bodies))
+        positions = _scatter(rng, np.array([ZONE] * config.zones + [BLOCK] * bodies))
     else:
-        places = np.concatenate(
+        positions = np.concatenate(
             [_line_up(rng, config.zones, ZONE, 0.075, 0.13), _line_up(rng, bodies, BLOCK, -0.16, -0.02)]
         )
     start = rng.uniform(-0.15, 0.15, 2)
@@ -128,8 +128,8 @@ def lay_table(config: TableConfig, seed: int, task: int) -> Tables:
     return Tables(
         gripper=start[None],
         opening=np.ones(1),
-        bodies=places[None, config.zones :],
-        zones=places[None, : config.zones],
+        bodies=positions[None, config.zones :],
+        zones=positions[None, : config.zones],
         held=np.full(1, -1),
         grip=np.zeros((1, 2)),
         goal=goal,
@@ -141,7 +141,7 @@ def lay_table(config: TableConfig, seed: int, task: int) -> Tables:
 def _line_up(
     rng: np.random.Generator, count: int, half: float, lowest: float, highest: float
 ) -> Float64[np.ndarray, "count 2"]:
-    """Places side by side, each somewhere in its own share of the table's width, between two heights."""
+    """Positions side by side, each somewhere in its own share of the table's width, between two heights."""
     share = 2 * TABLE / count
     room = share / 2 - half - 0.008
     middle = (np.arange(count) + 0.5) * share - TABLE
@@ -149,20 +149,20 @@ def _line_up(
 
 
 def _scatter(rng: np.random.Generator, radii: Float64[np.ndarray, " things"]) -> Float64[np.ndarray, "things 2"]:
-    """Places for squares of these half sides, at least a finger's width apart, nothing near the edge."""
+    """Positions of squares of these half sides, at least a finger's width apart, nothing near the edge."""
     while True:
-        places = np.empty((len(radii), 2))
+        positions = np.empty((len(radii), 2))
         for index, radius in enumerate(radii):
             limit = TABLE - radius - 0.015
             for _ in range(50):
-                places[index] = rng.uniform(-limit, limit, 2)
-                gaps = np.abs(places[:index] - places[index]).max(axis=1) - radii[:index] - radius
+                positions[index] = rng.uniform(-limit, limit, 2)
+                gaps = np.abs(positions[:index] - positions[index]).max(axis=1) - radii[:index] - radius
                 if (gaps > 0.012).all():
                     break
             else:
                 break  # no room left: begin again
         else:
-            return places
+            return positions
 
 
 def step(tables: Tables, config: TableConfig, actions: Float32[np.ndarray, "n 3"]) -> Outcome:
@@ -213,7 +213,7 @@ def _close(tables: Tables, config: TableConfig, closing: Bool[np.ndarray, " n"])
 
 
 def _normal(key: UInt64[np.ndarray, " n"], steps: Int64[np.ndarray, " n"]) -> Float64[np.ndarray, "n 2"]:
-    """Two standard normal numbers for each table and step, by hashing: no generator whose state would have to be kept."""
+    """Two standard normal numbers for each table and step, by hashing: there is no generator with a state."""
     counter = (2 * steps.astype(np.uint64))[:, None] + np.arange(2, dtype=np.uint64)
     bits = _mix(key[:, None] + (counter + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15))
     uniform = ((bits >> np.uint64(11)).astype(np.float64) + 0.5) / 2**53
@@ -222,7 +222,73 @@ def _normal(key: UInt64[np.ndarray, " n"], steps: Int64[np.ndarray, " n"]) -> Fl
 
 
 def _mix(bits: UInt64[np.ndarray, "n two"]) -> UInt64[np.ndarray, "n two"]:
-    """The finaliser of SplitMix64."""
+    """The finalizer of SplitMix64."""
     bits = (bits ^ (bits >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     bits = (bits ^ (bits >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return bits ^ (bits >> np.uint64(31))
+
+
+# --- the expert -------------------------------------------------------------------------------------------------------
+
+_CLOSE_ENOUGH = 0.005  # metres
+_CARE = 0.5  # of the way that is left, done in one step
+_USUAL_LENGTH = 30  # steps
+
+
+class TableExperts:
+    """Experts for n tables. Their actions depend on nothing but what can be seen, and on their flaws."""
+
+    def __init__(self, tables: int) -> None:
+        self._rngs = [np.random.default_rng(0)] * tables
+        self._pick_error, self._place_error = np.zeros((2, tables, 2))
+        self._noise = np.zeros(tables)
+        self._late = np.zeros(tables, np.int64)
+        self._stops_after = np.full(tables, np.iinfo(np.int64).max)
+        self._detour = np.zeros((tables, 2), np.int64)  # first step, and the step after the last
+        self._direction = np.zeros((tables, 2))
+
+    def begin(self, row: int, config: ExpertConfig, seed: int) -> None:
+        """Begin an episode on one table."""
+        rng = self._rngs[row] = np.random.default_rng(np.random.SeedSequence([seed, 0xE86E87]))
+        flaws = Flaws.draw(config, rng, _USUAL_LENGTH)
+        self._pick_error[row] = flaws.aim[:2]
+        # It puts down with another error than it picks up.
+        self._place_error[row] = rng.permutation(flaws.aim)[:2] * rng.choice([-1, 1], 2)
+        self._noise[row], self._late[row] = flaws.noise, flaws.late
+        self._stops_after[row] = np.iinfo(np.int64).max if flaws.stops_after is None else flaws.stops_after
+        self._detour[row] = flaws.detour.start, flaws.detour.stop
+        self._direction[row] = flaws.direction[:2] / np.linalg.norm(flaws.direction[:2])
+
+    def act(self, tables: Tables, rows: Int64[np.ndarray, " rows"]) -> Float32[np.ndarray, "rows 3"]:
+        """The actions of the experts of some tables."""
+        tables = tables.rows(rows)
+        actions = _best_actions(tables, self._pick_error[rows], self._place_error[rows])
+        waits = (tables.steps < self._late[rows]) | (tables.steps >= self._stops_after[rows])
+        first, last = self._detour[rows].T
+        wanders = (tables.steps >= first) & (tables.steps < last)
+        # Waiting is holding still, and wandering off is leaving the task: the fingers stay as they are.
+        actions[waits] = 0.0
+        actions[wanders, :2] = self._direction[rows][wanders]
+        idle = waits | wanders
+        actions[idle, 2] = np.where(tables.held >= 0, 1.0, 1.0 - 2.0 * tables.opening)[idle]
+        for index in np.flatnonzero(self._noise[rows]):
+            actions[index, :2] += self._noise[rows[index]] * self._rngs[rows[index]].normal(size=2)
+        return np.clip(actions, -1.0, 1.0).astype(np.float32)
+
+
+def _best_actions(
+    tables: Tables, pick_error: Float64[np.ndarray, "n 2"], place_error: Float64[np.ndarray, "n 2"]
+) -> Float64[np.ndarray, "n 3"]:
+    """Go to the block, close; go to the zone, open. Fingers that closed on nothing, or on another block, open again."""
+    rows = np.arange(len(tables))
+    block, zone = tables.goal.T
+    carries = tables.held == block
+    body = tables.bodies[rows, block]
+    way = np.where(carries[:, None], tables.zones[rows, zone] + place_error - body, body + pick_error - tables.gripper)
+    there = np.abs(way).max(axis=1) < _CLOSE_ENOUGH
+    missed = ~carries & (tables.opening < WIDTH_OF_BLOCK - 1e-9) | (tables.held >= 0) & ~carries
+    close = np.where(carries, ~there, there & ~missed)
+    # Straight towards the target, slowing down before it, as a careful person does.
+    speed = _CARE * way / STEP
+    speed /= np.maximum(1.0, np.abs(speed).max(axis=1, keepdims=True))
+    return np.concatenate([speed, np.where(close, 1.0, -1.0)[:, None]], axis=1)

@@ -7,7 +7,7 @@ import types
 
 import pytest
 
-from pirl.envs.mujoco_rendering import CameraRenderer, choose_gl, import_simulator
+from pirl.envs.mujoco import CameraRenderer, choose_gl, import_simulator
 from pirl.errors import ConfigError
 
 

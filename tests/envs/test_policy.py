@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from pirl.data import PolicyIO, Robot
-from pirl.envs import EnvDescription, Planner, PolicyPlanner, find_policy, load_planner
+from pirl.envs import EnvDescription
+from pirl.envs.policy import Pi0Policy, Policy, find_policy, load_trained_policy
 from pirl.errors import CheckpointError, ConfigError
 from pirl.interop import NormStats, save_policy
 from pirl.models import Pi0, Tokenizer, create_model, get_model_config
@@ -69,37 +70,37 @@ def policy() -> Pi0:
 
 
 @pytest.fixture(scope="module")
-def planner(policy: Pi0) -> PolicyPlanner:
+def acting(policy: Pi0) -> Pi0Policy:
     io = PolicyIO(ROBOT, MODEL, STATISTICS, Tokenizer.for_model(MODEL))
-    return PolicyPlanner(policy, io, batch_size=BATCH, num_steps=3)
+    return Pi0Policy(policy, io, batch_size=BATCH, num_steps=3)
 
 
-def plan(planner: PolicyPlanner, rows: list[int]) -> np.ndarray:
+def plan(acting: Pi0Policy, rows: list[int]) -> np.ndarray:
     """Chunks for some rows of a larger set, in that order."""
     seen = {name: values[rows] for name, values in observations(12).items()}
     prompts = [("go there", "come back")[row % 2] for row in rows]
-    return planner.plan(seen, prompts, [2**33 + row for row in rows], [7 * row for row in rows])
+    return acting.infer(seen, prompts, [2**33 + row for row in rows], [7 * row for row in rows])
 
 
-def test_a_chunk_does_not_depend_on_the_rest_of_the_batch_nor_on_its_filling(planner: PolicyPlanner) -> None:
-    assert isinstance(planner, Planner)
-    whole = plan(planner, list(range(12)))  # more than one batch, the last of them not full
-    assert whole.shape == (12, planner.horizon, 2)
+def test_a_chunk_does_not_depend_on_the_rest_of_the_batch_nor_on_its_filling(acting: Pi0Policy) -> None:
+    assert isinstance(acting, Policy)
+    whole = plan(acting, list(range(12)))  # more than one batch, the last of them not full
+    assert whole.shape == (12, acting.horizon, 2)
     for rows in ([0], [11], [3, 1], [8, 0, 7, 5, 2], [4, 4, 4, 9, 4, 4, 10]):
-        np.testing.assert_array_equal(plan(planner, rows), whole[rows])
+        np.testing.assert_array_equal(plan(acting, rows), whole[rows])
 
 
-def test_noise_comes_from_seed_and_step_and_from_all_of_their_digits(planner: PolicyPlanner) -> None:
+def test_noise_comes_from_seed_and_step_and_from_all_of_their_digits(acting: Pi0Policy) -> None:
     seen = {name: values[[0] * 5] for name, values in observations(1).items()}
-    same, *others = planner.plan(seen, ["go"] * 5, [3, 3, 4, 3 + 2**32, 3], [0, 5, 0, 0, 0])
+    same, *others = acting.infer(seen, ["go"] * 5, [3, 3, 4, 3 + 2**32, 3], [0, 5, 0, 0, 0])
     np.testing.assert_array_equal(same, others.pop())
     for one in others:
         assert np.abs(one - same).max() > 1e-3
 
 
-def test_actions_are_those_of_the_policy_in_the_robots_units(policy: Pi0, planner: PolicyPlanner) -> None:
+def test_actions_are_those_of_the_policy_in_the_robots_units(policy: Pi0, acting: Pi0Policy) -> None:
     """By hand: the robot's state padded, one encoding, one sampling, statistics undone."""
-    io, seen = planner.policy_io, observations(BATCH)
+    io, seen = acting.policy_io, observations(BATCH)
     state = np.concatenate([seen["joints"], seen["grip"]], axis=1)
     prepared = io.observation({"base_0_rgb": seen["top"], "left_wrist_0_rgb": seen["wrist"]}, state, ["go"] * BATCH)
     np.testing.assert_allclose(prepared.state[:, :3], (state - 0.5) / 2.0, rtol=1e-5)
@@ -111,7 +112,7 @@ def test_actions_are_those_of_the_policy_in_the_robots_units(policy: Pi0, planne
         noise.append(jax.random.normal(key, (1, MODEL.action_horizon, MODEL.action_dim)))
     sample = jax.jit(lambda policy, seen, noise: policy.sample(policy.encode(seen), num_steps=3, noise=noise))
     sampled = sample(policy, prepared, jax.numpy.stack(noise))[:, 0, :, :2]
-    planned = planner.plan(seen, ["go"] * BATCH, list(range(BATCH)), [2] * BATCH)
+    planned = acting.infer(seen, ["go"] * BATCH, list(range(BATCH)), [2] * BATCH)
     np.testing.assert_allclose(planned, np.asarray(sampled) * 2.0 + 0.5, rtol=1e-4, atol=1e-4)
 
 
@@ -120,8 +121,8 @@ def test_guidance_goes_from_the_plain_prompt_to_the_indicated_one_and_beyond(pol
     io, seen = PolicyIO(ROBOT, MODEL, STATISTICS, Tokenizer.for_model(MODEL)), observations(BATCH)
 
     def plans(prompt: str, guidance: float) -> np.ndarray:
-        planner = PolicyPlanner(policy, io, batch_size=BATCH, num_steps=1, guidance=guidance)
-        return planner.plan(seen, [prompt] * BATCH, list(range(BATCH)), [0] * BATCH)
+        acting = Pi0Policy(policy, io, batch_size=BATCH, num_steps=1, guidance=guidance)
+        return acting.infer(seen, [prompt] * BATCH, list(range(BATCH)), [0] * BATCH)
 
     plain, asked = plans("go", 0.0), plans("go. Advantage: positive", 0.0)
     assert np.abs(asked - plain).max() > 1e-3
@@ -129,13 +130,13 @@ def test_guidance_goes_from_the_plain_prompt_to_the_indicated_one_and_beyond(pol
     np.testing.assert_allclose(plans("go", 3.0), plain + 3 * (asked - plain), rtol=1e-4, atol=1e-4)
 
 
-def test_only_a_model_with_a_prompt_can_be_guided_and_only_forwards(policy: Pi0, planner: PolicyPlanner) -> None:
+def test_only_a_model_with_a_prompt_can_be_guided_and_only_forwards(policy: Pi0, acting: Pi0Policy) -> None:
     for wrong in (-1.0, np.nan, np.inf):
         with pytest.raises(ConfigError, match="guidance = .* should be a number of at least 0"):
-            PolicyPlanner(policy, planner.policy_io, batch_size=BATCH, guidance=wrong)
+            Pi0Policy(policy, acting.policy_io, batch_size=BATCH, guidance=wrong)
     blind = PolicyIO(ROBOT, dataclasses.replace(MODEL, max_token_len=0), STATISTICS, None)
-    with pytest.raises(ConfigError, match="speaks through the prompt"):
-        PolicyPlanner(policy, blind, batch_size=BATCH, guidance=1.0)
+    with pytest.raises(ConfigError, match="guidance needs a prompt"):
+        Pi0Policy(policy, blind, batch_size=BATCH, guidance=1.0)
 
 
 # --- loading ---------------------------------------------------------------------------------------------------------
@@ -158,12 +159,12 @@ def with_statistics(checkpoint: Path, target: Path, assets: Mapping[str, Mapping
     return target
 
 
-def load(path: Path, description: EnvDescription = DESCRIPTION, **options: Any) -> PolicyPlanner:
-    return load_planner(path, description, batch_size=BATCH, num_steps=3, **options)
+def load(path: Path, description: EnvDescription = DESCRIPTION, **options: Any) -> Pi0Policy:
+    return load_trained_policy(path, description, batch_size=BATCH, num_steps=3, **options)
 
 
-def test_a_loaded_planner_plans_as_the_policy_that_was_saved(checkpoint: Path, planner: PolicyPlanner) -> None:
-    np.testing.assert_array_equal(plan(load(checkpoint), [0, 1, 2]), plan(planner, [0, 1, 2]))
+def test_a_loaded_acting_plans_as_the_policy_that_was_saved(checkpoint: Path, acting: Pi0Policy) -> None:
+    np.testing.assert_array_equal(plan(load(checkpoint), [0, 1, 2]), plan(acting, [0, 1, 2]))
 
 
 def test_a_checkpoint_says_how_it_is_guided_unless_told_otherwise(checkpoint: Path, tmp_path: Path) -> None:

@@ -7,19 +7,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fakes import ROBOT, LocalPool, Point, StraightPlanner
-from pirl.envs import ExpertConfig, Rollout, Start, make_starts, roll_out
+from fakes import ROBOT, LocalPool, Point, StraightPolicy
+from pirl.envs import ExpertConfig, Start
+from pirl.envs.rollout import Rollout, collect, make_starts, roll_out
 from pirl.errors import ConfigError, EnvError
 
 
 def act_alone(start: Start, horizon: int, execute_steps: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """States, actions and rewards of one episode, by the plainest loop there is."""
-    env, planner = Point(), StraightPlanner(horizon)
+    env, policy = Point(), StraightPolicy(horizon)
     observation, info = env.reset(seed=start.seed, options={"task": start.task})
     states, actions, rewards, done = [], [], [], False
     while not done:
         batch = {name: value[None] for name, value in observation.items()}
-        (chunk,) = planner.plan(batch, [info["prompt"]], [start.seed], [len(actions)])
+        (chunk,) = policy.infer(batch, [info["prompt"]], [start.seed], [len(actions)])
         for action in chunk[:execute_steps]:
             states.append(observation["state"])
             actions.append(action)
@@ -47,7 +48,7 @@ def test_episodes_do_not_depend_on_who_runs_beside_them(
         starts = make_starts(pool.description, episodes, 3)
         rollouts = list(
             roll_out(
-                pool, StraightPlanner(horizon), starts, execute_steps=execute_steps, keep_images=True, groups=groups
+                pool, StraightPolicy(horizon), starts, execute_steps=execute_steps, keep_images=True, groups=groups
             )
         )
     assert sorted(rollout.index for rollout in rollouts) == list(range(episodes))
@@ -63,34 +64,42 @@ def test_episodes_do_not_depend_on_who_runs_beside_them(
         assert rollout.prompt == f"go {rollout.task}"
 
 
+def test_collecting_is_rolling_out_in_the_order_of_the_starts() -> None:
+    with LocalPool(4) as pool:
+        starts = make_starts(pool.description, 6, 0)
+        rollouts = collect(pool, StraightPolicy(), starts, execute_steps=2)
+    assert [rollout.start for rollout in rollouts] == starts
+    assert all("image" in rollout.observations for rollout in rollouts)
+
+
 def test_the_order_is_that_of_the_turns() -> None:
     def order(groups: int) -> list[int]:
         with LocalPool(4) as pool:
             starts = make_starts(pool.description, 20, 0)
-            return [r.index for r in roll_out(pool, StraightPlanner(), starts, execute_steps=2, groups=groups)]
+            return [r.index for r in roll_out(pool, StraightPolicy(), starts, execute_steps=2, groups=groups)]
 
     assert order(1) == order(1)
     assert order(2) == order(2)
     with LocalPool(1) as pool:
         alone = [
-            r.index for r in roll_out(pool, StraightPlanner(), make_starts(pool.description, 5, 0), execute_steps=6)
+            r.index for r in roll_out(pool, StraightPolicy(), make_starts(pool.description, 5, 0), execute_steps=6)
         ]
     assert alone == [0, 1, 2, 3, 4]
 
 
 def test_one_inference_serves_all_who_need_a_chunk() -> None:
-    planner = StraightPlanner()
+    policy = StraightPolicy()
     with LocalPool(3) as pool:
         starts = [Start("left", seed) for seed in (11, 12, 13)]
-        list(roll_out(pool, planner, starts, execute_steps=2))
-    assert planner.asked[0] == (11, 12, 13)
+        list(roll_out(pool, policy, starts, execute_steps=2))
+    assert policy.asked[0] == (11, 12, 13)
     lengths = [len(act_alone(start, 6, 2)[1]) for start in starts]
-    assert len(planner.asked) == max(-(-length // 2) for length in lengths)
+    assert len(policy.asked) == max(-(-length // 2) for length in lengths)
 
 
 def test_with_two_groups_one_is_planned_for_while_the_other_is_busy() -> None:
     with LocalPool(4) as pool:
-        rollouts = roll_out(pool, StraightPlanner(), make_starts(pool.description, 4, 0), execute_steps=2, groups=2)
+        rollouts = roll_out(pool, StraightPolicy(), make_starts(pool.description, 4, 0), execute_steps=2, groups=2)
         list(rollouts)
     # From the second turn on, when one group is waited for and planned for, the other has been given something to do.
     waits = [place for place, (what, slot) in enumerate(pool.log) if what == "wait" and slot == 2]
@@ -116,7 +125,7 @@ def test_the_expert_acts_in_the_same_pools() -> None:
 def test_lost_episodes_are_told_and_not_tried_again() -> None:
     with LocalPool(2) as pool:
         starts = [Start("left", seed) for seed in (1, 9005, 9006, 9007, 9008, 9009, 9013, 2)]
-        rollouts = {r.start.seed: r for r in roll_out(pool, StraightPlanner(), starts, execute_steps=1)}
+        rollouts = {r.start.seed: r for r in roll_out(pool, StraightPolicy(), starts, execute_steps=1)}
     assert len(rollouts) == len(starts)
     assert rollouts[1].lost is None
     assert rollouts[9005].lost == "the plane is torn"
@@ -133,34 +142,34 @@ def test_lost_episodes_are_told_and_not_tried_again() -> None:
 
 def test_a_pool_in_which_nothing_ever_works_does_not_spin() -> None:
     with LocalPool(1) as pool, pytest.raises(EnvError, match="first 3 episodes .* the plane is torn"):
-        list(roll_out(pool, StraightPlanner(), (Start("left", 9006) for _ in range(10**9)), execute_steps=3))
+        list(roll_out(pool, StraightPolicy(), (Start("left", 9006) for _ in range(10**9)), execute_steps=3))
     # As long as one is on its way, or something has worked, bad luck is bad luck.
     with LocalPool(8) as pool:
         starts = [Start("left", seed) for seed in (9006, 9006, 1, 9006, 9006)]
-        lost = [rollout.lost for rollout in roll_out(pool, StraightPlanner(), starts, execute_steps=3)]
+        lost = [rollout.lost for rollout in roll_out(pool, StraightPolicy(), starts, execute_steps=3)]
         assert sorted(map(bool, lost)) == [False, True, True, True, True]
     with LocalPool(1) as pool:
         starts = [Start("left", seed) for seed in (1, 9006, 9006, 9006, 9006, 2)]
-        assert len(list(roll_out(pool, StraightPlanner(), starts, execute_steps=3))) == 6
+        assert len(list(roll_out(pool, StraightPolicy(), starts, execute_steps=3))) == 6
 
 
 def test_a_pool_can_be_used_again_after_a_rollout_was_left_early() -> None:
     with LocalPool(3) as pool:
         starts = make_starts(pool.description, 9, 0)
-        first = next(roll_out(pool, StraightPlanner(), starts, execute_steps=3))
-        again = next(roll_out(pool, StraightPlanner(), starts, execute_steps=3))
+        first = next(roll_out(pool, StraightPolicy(), starts, execute_steps=3))
+        again = next(roll_out(pool, StraightPolicy(), starts, execute_steps=3))
     assert first.index == again.index
     np.testing.assert_array_equal(first.actions, again.actions)
 
 
-class BadPlanner(StraightPlanner):
-    """Plans what no environment should be given."""
+class BadPolicy(StraightPolicy):
+    """Infers what no environment should be given."""
 
     def __init__(self, chunk: np.ndarray) -> None:
         super().__init__(horizon=len(chunk))
         self.chunk = chunk
 
-    def plan(self, observations, prompts, seeds, steps):  # type: ignore[no-untyped-def]
+    def infer(self, observations, prompts, seeds, steps):  # type: ignore[no-untyped-def]
         return np.stack([self.chunk] * len(seeds)).astype(np.float32)
 
 
@@ -174,17 +183,17 @@ class BadPlanner(StraightPlanner):
 )
 def test_a_plan_that_cannot_be_executed_ends_it_at_once(chunk: np.ndarray, complaint: str) -> None:
     with LocalPool(2) as pool, pytest.raises(ConfigError, match=complaint):
-        list(roll_out(pool, BadPlanner(chunk), make_starts(pool.description, 4, 0), execute_steps=2))
+        list(roll_out(pool, BadPolicy(chunk), make_starts(pool.description, 4, 0), execute_steps=2))
     assert "execute" not in {what for what, _ in pool.log}
 
 
 def test_what_cannot_be_done_is_refused_before_anything_runs() -> None:
     with LocalPool(1) as pool:
         starts = make_starts(pool.description, 1, 0)
-        with pytest.raises(ConfigError, match="execute_steps = 7, but the policy plans 6 steps"):
-            roll_out(pool, StraightPlanner(6), starts, execute_steps=7)
+        with pytest.raises(ConfigError, match="execute_steps = 7, but the policy infers 6 steps"):
+            roll_out(pool, StraightPolicy(6), starts, execute_steps=7)
         with pytest.raises(ConfigError, match="execute_steps = 0"):
-            roll_out(pool, StraightPlanner(6), starts, execute_steps=0)
+            roll_out(pool, StraightPolicy(6), starts, execute_steps=0)
         assert pool.log == []
 
 

@@ -6,22 +6,24 @@ import gymnasium
 import numpy as np
 import pytest
 
-from fakes import POINT, LocalPool, Point, StraightPlanner, assert_pictures_change_nothing
+from fakes import POINT, LocalPool, Point, StraightPolicy, assert_images_change_nothing
 from pirl.data.robots import Robot
-from pirl.envs import EnvAdapter, EnvConfig, ExpertConfig, Rollout, Segment, Start, make_starts, open_pool, roll_out
+from pirl.envs import EnvAdapter, EnvConfig, ExpertConfig, Start
 from pirl.envs.base import RobotEnv
-from pirl.envs.stepping import Stepper
+from pirl.envs.pool import open_pool
+from pirl.envs.rollout import Rollout, make_starts, roll_out
+from pirl.envs.runner import ChunkResult, EnvRunner
 from pirl.envs.tabletop.env import TabletopEnv
 
 EXPERT = ExpertConfig(noise=0.3, aim_bias=0.02)
 
 
-def roll_points(execute_steps: int, **options: Any) -> tuple[list[Rollout], LocalPool, StraightPlanner]:
-    planner = StraightPlanner()
+def roll_points(execute_steps: int, **options: Any) -> tuple[list[Rollout], LocalPool, StraightPolicy]:
+    policy = StraightPolicy()
     with LocalPool(3) as pool:
         starts = make_starts(pool.description, 7, 0)
-        rollouts = list(roll_out(pool, planner, starts, execute_steps=execute_steps, **options))
-    return sorted(rollouts, key=lambda rollout: rollout.index), pool, planner
+        rollouts = list(roll_out(pool, policy, starts, execute_steps=execute_steps, **options))
+    return sorted(rollouts, key=lambda rollout: rollout.index), pool, policy
 
 
 def assert_same_episodes(one: list[Rollout], other: list[Rollout]) -> None:
@@ -36,64 +38,64 @@ def assert_same_episodes(one: list[Rollout], other: list[Rollout]) -> None:
 
 @pytest.mark.parametrize("execute_steps", [1, 2, 3, 5])
 def test_cameras_are_asked_once_for_each_plan(execute_steps: int) -> None:
-    rollouts, pool, planner = roll_points(execute_steps)
-    plans = sum(len(asked) for asked in planner.asked)
-    # That an episode ends with a chunk is known only when its last picture has been taken.
+    rollouts, pool, policy = roll_points(execute_steps)
+    plans = sum(len(asked) for asked in policy.asked)
+    # That an episode ends with a chunk is known only when its last image has been taken.
     taken_in_vain = sum(len(rollout) % execute_steps == 0 for rollout in rollouts)
-    assert sum(env.pictures_taken for env in pool.envs) == plans + taken_in_vain
+    assert sum(env.images_taken for env in pool.envs) == plans + taken_in_vain
     assert all(set(rollout.observations) == {"state"} for rollout in rollouts)
     assert_same_episodes(rollouts, roll_points(execute_steps, keep_images=True)[0])
 
 
-def test_only_the_episodes_whose_pictures_are_kept_are_seen_at_every_step() -> None:
+def test_only_the_episodes_whose_images_are_kept_are_seen_at_every_step() -> None:
     rollouts, pool, _ = roll_points(4, keep_images=range(2))
     everything, _, _ = roll_points(4, keep_images=True)
     assert [rollout.index for rollout in rollouts if "image" in rollout.observations] == [0, 1]
     assert_same_episodes(rollouts, everything)
     at_start_and_every_step = sum(1 + len(rollout) for rollout in rollouts[:2])
     only_for_plans = sum(1 + len(rollout) // 4 for rollout in rollouts[2:])
-    assert sum(env.pictures_taken for env in pool.envs) == at_start_and_every_step + only_for_plans
+    assert sum(env.images_taken for env in pool.envs) == at_start_and_every_step + only_for_plans
 
 
-def test_an_episode_that_ends_before_the_picture_leaves_it_out() -> None:
-    stepper = Stepper(Point(limit=3))
-    stepper.start(Start("left", 0))
-    segment = stepper.execute(np.zeros((5, 2), np.float32), "last")
-    assert segment.truncated
-    assert segment.observations.keys() == {"state"}
+def test_an_episode_that_ends_before_the_image_leaves_it_out() -> None:
+    runner = EnvRunner(Point(limit=3))
+    runner.start(Start("left", 0))
+    result = runner.execute(np.zeros((5, 2), np.float32), "last")
+    assert result.truncated
+    assert result.observations.keys() == {"state"}
     # The next one is seen again from its beginning.
-    assert stepper.start(Start("left", 0)).observation.keys() == {"image", "state"}
+    assert runner.start(Start("left", 0)).observation.keys() == {"image", "state"}
 
 
-def test_processes_take_the_same_pictures() -> None:
+def test_processes_take_the_same_images() -> None:
     actions = np.full((3, 2), 0.1, np.float32)
-    stepper = Stepper(Point())
-    stepper.start(Start("left", 3))
-    expected = stepper.execute(actions, "last")
+    runner = EnvRunner(Point())
+    runner.start(Start("left", 3))
+    expected = runner.execute(actions, "last")
     with open_pool(EnvConfig(POINT), 1) as pool:
         pool.start(0, Start("left", 3))
         pool.wait([0])
-        pool.execute(0, actions, pictures="last")
-        segment = pool.wait([0])[0]
-    assert isinstance(segment, Segment)
-    assert segment.observations["image"].shape == (1, 8, 8, 3)
-    np.testing.assert_array_equal(segment.observations["image"], expected.observations["image"])
-    np.testing.assert_array_equal(segment.observations["state"], expected.observations["state"])
+        pool.execute(0, actions, images="last")
+        result = pool.wait([0])[0]
+    assert isinstance(result, ChunkResult)
+    assert result.observations["image"].shape == (1, 8, 8, 3)
+    np.testing.assert_array_equal(result.observations["image"], expected.observations["image"])
+    np.testing.assert_array_equal(result.observations["state"], expected.observations["state"])
 
 
 class Ignorant(Point):
-    """Takes pictures whether anybody looks or not."""
+    """Takes images whether anybody looks or not."""
 
     def _observe(self) -> dict[str, np.ndarray]:
-        return {"image": self._picture(), "state": self._position.astype(np.float32)}
+        return {"image": self._image(), "state": self._position.astype(np.float32)}
 
 
 def test_an_environment_need_not_know_of_it() -> None:
-    assert_pictures_change_nothing(Ignorant(), Start("left", 2), np.full((11, 2), 0.1, np.float32), execute_steps=4)
+    assert_images_change_nothing(Ignorant(), Start("left", 2), np.full((11, 2), 0.1, np.float32), execute_steps=4)
 
 
 class Sparing(EnvAdapter):
-    """An adapter whose user saves pictures too."""
+    """An adapter whose user saves images too."""
 
     robot = Robot("pole", {"base_0_rgb": "image"}, ("state",), ("action",), state_dim=4, action_dim=1)
     fps, prompt, taken = 50, "balance", 0
@@ -111,22 +113,22 @@ class Sparing(EnvAdapter):
         return False
 
 
-def test_an_adapter_may_leave_pictures_out_too() -> None:
+def test_an_adapter_may_leave_images_out_too() -> None:
     adapter = Sparing(gymnasium.make("CartPole-v1"))
-    stepper = Stepper(adapter)
-    stepper.start(Start("balance", 0))
+    runner = EnvRunner(adapter)
+    runner.start(Start("balance", 0))
     before = adapter.taken
-    segment = stepper.execute(np.array([[1], [-1], [1], [-1]], np.float32), "last")
+    result = runner.execute(np.array([[1], [-1], [1], [-1]], np.float32), "last")
     assert adapter.taken == before + 1
-    assert segment.observations["image"].shape == (1, 4, 4, 3)
-    assert segment.observations["state"].shape == (4, 4)
+    assert result.observations["image"].shape == (1, 4, 4, 3)
+    assert result.observations["state"].shape == (4, 4)
 
 
 @pytest.mark.parametrize("observation", ["pixels", "state"])
 def test_a_table_goes_on_the_same_unseen(observation: str) -> None:
     env: RobotEnv = TabletopEnv(image_size=16, action_noise=0.3, observation=observation, max_steps=13)  # type: ignore[arg-type]
     actions = np.random.default_rng(0).uniform(-1, 1, (20, 3)).astype(np.float32)
-    assert_pictures_change_nothing(env, Start(env.tasks[0], 5), actions)
+    assert_images_change_nothing(env, Start(env.tasks[0], 5), actions)
 
 
 def test_a_pool_of_tables_shows_what_each_of_them_would() -> None:
@@ -142,15 +144,15 @@ def test_a_pool_of_tables_shows_what_each_of_them_would() -> None:
         for slot in range(3):
             pool.start(slot, starts[slot], EXPERT)
         pool.wait([0, 1, 2])
-        pool.execute(0, 4, pictures="last")
-        pool.execute(1, 6, pictures="all")
-        pool.execute(2, 2, pictures="last")
+        pool.execute(0, 4, images="last")
+        pool.execute(1, 6, images="all")
+        pool.execute(2, 2, images="last")
         answers = pool.wait([0, 1, 2])
-    for slot, (count, pictures) in enumerate([(4, "last"), (6, "all"), (2, "last")]):
-        stepper = Stepper(TabletopEnv(**options))
-        stepper.start(starts[slot], EXPERT)
-        alone, answer = stepper.execute(count, pictures), answers[slot]
-        assert isinstance(answer, Segment)
+    for slot, (count, images) in enumerate([(4, "last"), (6, "all"), (2, "last")]):
+        runner = EnvRunner(TabletopEnv(**options))
+        runner.start(starts[slot], EXPERT)
+        alone, answer = runner.execute(count, images), answers[slot]
+        assert isinstance(answer, ChunkResult)
         assert answer.observations.keys() == alone.observations.keys()
         for name, values in alone.observations.items():
             np.testing.assert_array_equal(answer.observations[name], values, err_msg=name)

@@ -1,4 +1,4 @@
-"""Cameras of MuJoCo simulators: GL without a screen, and pictures that software rendering can afford."""
+"""Cameras of MuJoCo simulators: GL without a screen, and images that software rendering can afford."""
 
 import atexit
 import ctypes.util
@@ -16,8 +16,7 @@ from pirl.errors import ConfigError
 
 # "fast": no shadows, reflections or multisampling, several times cheaper on a CPU. "stock": as the simulator has it.
 Quality = Literal["fast", "stock"]
-# The largest picture whose buffer we ask MuJoCo for.
-LARGEST = 4096
+MAX_SIZE = 4096
 
 
 def import_simulator(module: str, extra: str) -> ModuleType:
@@ -29,7 +28,7 @@ def import_simulator(module: str, extra: str) -> ModuleType:
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
-        # Whatever is missing, a dependency of the package or itself, comes with the extra.
+        # The package and its dependencies all come with the extra.
         raise ConfigError(
             f"{error.name} is not installed, which this environment needs: pip install 'pirl[{extra}]' "
             f"(`make setup-{extra}` also installs what the system needs to render)."
@@ -47,7 +46,7 @@ def choose_gl() -> None:
             if "mujoco" in sys.modules:  # it has settled for a screen, and asking it to render may end the process
                 raise ConfigError(
                     "mujoco was imported before pirl could tell it to render without a screen: set "
-                    f"MUJOCO_GL={backend} in the environment, or call pirl.envs.mujoco_rendering.choose_gl() first."
+                    f"MUJOCO_GL={backend} in the environment, or call pirl.envs.mujoco.choose_gl() first."
                 )
             os.environ["MUJOCO_GL"] = backend
             return
@@ -60,13 +59,13 @@ def _may_have_screen() -> bool:
 class CameraRenderer:
     """Renders the cameras of one MuJoCo model (an MjModel) at one size.
 
-    It writes its picture size and quality into the visual settings of the model, which do not affect the physics.
+    It writes its image size and quality into the visual settings of the model, which do not affect the physics.
     """
 
     def __init__(self, model: Any, height: int, width: int, quality: Quality = "fast", *, extra: str) -> None:
         for name, size in (("height", height), ("width", width)):
-            if not 1 <= size <= LARGEST:
-                raise ConfigError(f"{name} = {size} should be between 1 and {LARGEST} pixels.")
+            if not 1 <= size <= MAX_SIZE:
+                raise ConfigError(f"{name} = {size} should be between 1 and {MAX_SIZE} pixels.")
         import mujoco
 
         # MuJoCo would not raise, but end the process.
@@ -85,10 +84,13 @@ class CameraRenderer:
             flags = self._renderer.scene.flags
             flags[mujoco.mjtRndFlag.mjRND_SHADOW] = False
             flags[mujoco.mjtRndFlag.mjRND_REFLECTION] = False
-        _close_at_exit(self)
+        # Registered after MuJoCo's own handlers, hence run before them: a context freed after its display complains.
+        if not _open:
+            atexit.register(_close_all)
+        _open.add(self)
 
     def render(self, data: Any, camera: str) -> UInt8[np.ndarray, "height width 3"]:
-        """What a camera of the model sees, given its MjData."""
+        """The image of a camera of the model, given its MjData."""
         self._renderer.update_scene(data, camera)
         image: np.ndarray = self._renderer.render()
         return image
@@ -99,13 +101,6 @@ class CameraRenderer:
 
 
 _open: "weakref.WeakSet[CameraRenderer]" = weakref.WeakSet()
-
-
-def _close_at_exit(renderer: CameraRenderer) -> None:
-    # Registered after MuJoCo's own handlers, hence run before them: a context freed later than its display complains.
-    if not _open:
-        atexit.register(_close_all)
-    _open.add(renderer)
 
 
 def _close_all() -> None:

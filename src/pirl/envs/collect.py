@@ -1,4 +1,4 @@
-"""Makes LeRobot datasets by acting: episodes in the order of their starts, and a log by which a killed run goes on."""
+"""Collects LeRobot datasets: episodes in the order of their starts, and a log from which a killed run resumes."""
 
 import json
 import math
@@ -15,9 +15,9 @@ from pirl.data.lerobot.video import Codec
 from pirl.envs.base import EnvDescription, Start
 from pirl.envs.evaluation import EpisodeResult, versions
 from pirl.envs.experts import ExpertConfig
-from pirl.envs.planner import Planner
-from pirl.envs.pools import EnvPool
-from pirl.envs.rollouts import Rollout, roll_out
+from pirl.envs.policy import Policy
+from pirl.envs.pool import EnvPool
+from pirl.envs.rollout import Rollout, roll_out
 from pirl.errors import ConfigError, DataError
 from pirl.files import write_file, writing
 
@@ -36,7 +36,7 @@ class DatasetFormat:
 
 @dataclass(frozen=True)
 class CollectionLog:
-    """What was collected so far, by start: the settings that decide it, and each episode, written or lost."""
+    """What was collected so far: the settings that decide it, and each episode, written or lost, by start."""
 
     settings: Mapping[str, Any]
     episodes: tuple[EpisodeResult, ...] = ()
@@ -54,7 +54,7 @@ class CollectionLog:
 
     @classmethod
     def read(cls, root: Path) -> "CollectionLog | None":
-        """The log of a dataset, without episodes that were announced but not written; None if there is none."""
+        """The log of a dataset, without episodes that were logged but not written; None if there is none."""
         file = root / LOG_FILE
         if not file.exists():
             return None
@@ -65,26 +65,24 @@ class CollectionLog:
             log = cls(content["settings"], tuple(_first_written(episodes, counted)), content["complete"])
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise DataError(
-                f"{root} cannot be continued: its {LOG_FILE} or {INFO_FILE} is damaged: {error!r}."
+                f"{root} cannot be resumed: its {LOG_FILE} or {INFO_FILE} is damaged: {error!r}."
             ) from error
         if log.written != counted:
             raise DataError(
-                f"{root} cannot be continued: it has {counted} episodes, but {LOG_FILE} knows of {log.written} only. "
+                f"{root} cannot be resumed: it has {counted} episodes, but {LOG_FILE} knows of {log.written} only. "
                 "Something else has added to it; choose another directory."
             )
         return log
 
 
 def open_log(root: Path, settings: Mapping[str, Any], *, resume: bool) -> CollectionLog:
-    """The log to go on with. Refuses a directory with something else in it, or with episodes made by other settings."""
+    """The log to continue. Refuses a directory with something else in it, or with episodes made by other settings."""
     settings = json.loads(json.dumps(settings))  # as it will be read back
     if not resume:
         if root.exists() and not root.is_dir():
             raise DataError(f"{root} is a file: choose a directory for the dataset.")
         if root.exists() and any(root.iterdir()):
-            raise DataError(
-                f"{root} is not empty: choose another directory, or resume (--resume) to continue what is in it."
-            )
+            raise DataError(f"{root} is not empty: choose another directory, or --resume to continue what is in it.")
         return CollectionLog(settings)
     log = CollectionLog.read(root)
     if log is None:
@@ -99,9 +97,9 @@ def open_log(root: Path, settings: Mapping[str, Any], *, resume: bool) -> Collec
     return log
 
 
-def collect(
+def collect_dataset(
     pool: EnvPool,
-    actor: Planner | ExpertConfig,
+    actor: Policy | ExpertConfig,
     starts: Sequence[Start],
     root: Path,
     *,
@@ -112,13 +110,13 @@ def collect(
     resume: bool = False,
     on_episode: Callable[[EpisodeResult], None] | None = None,
 ) -> CollectionLog:
-    """Act from every start, or until the dataset has `env_steps`, and write what happened as a LeRobot dataset.
+    """Write the episodes from all starts, or until there are `env_steps`, as a LeRobot dataset.
 
-    `settings` say what decides the content; they are kept, and a run that resumes must have the same. One that resumes
-    with more starts or steps adds to what is there. Lost episodes are in the log, but not in the dataset.
+    `settings` decide the content; they are kept, and a run that resumes must have the same. With more starts or steps
+    it adds to what is there. Lost episodes are in the log, but not in the dataset.
     """
     dataset_format = dataset_format or DatasetFormat()
-    features = collected_features(pool.description, dataset_format)
+    features = dataset_features(pool.description, dataset_format)
     log = open_log(root, settings, resume=resume)
     with DatasetWriter(
         root,
@@ -129,24 +127,23 @@ def collect(
         codec=dataset_format.codec,
         resume=resume,
     ) as writer:
-        done, journal = len(log.episodes), _Journal(root, log)
+        done, log_writer = len(log.episodes), _LogWriter(root, log)
         enough = math.inf if env_steps is None else env_steps
-        starts = starts[done:] if journal.frames < enough else ()
-        rollouts = roll_out(pool, actor, starts, execute_steps=execute_steps, keep_images=True)
-        for rollout in _in_order(rollouts):
+        starts = starts[done:] if log_writer.frames < enough else ()
+        for rollout in _in_order(roll_out(pool, actor, starts, execute_steps=execute_steps, keep_images=True)):
             result = EpisodeResult.of(rollout, index=done + rollout.index)
-            # Before the episode itself: an entry too many is seen by counting the episodes, one too few would be lost.
-            journal.add(result)
+            # Before the episode itself: counting the episodes shows an entry too many; one too few would be lost.
+            log_writer.add(result)
             if result.lost is None:
                 writer.write_episode(episode_columns(rollout, pool.description), task=rollout.prompt)
             if on_episode is not None:
                 on_episode(result)
-            if journal.frames >= enough:
-                break  # what is under way is left behind: the dataset does not depend on who was faster
-    return journal.complete()
+            if log_writer.frames >= enough:
+                break  # episodes under way are dropped: the dataset does not depend on which was faster
+    return log_writer.complete()
 
 
-def collected_features(description: EnvDescription, dataset_format: DatasetFormat) -> dict[str, dict[str, Any]]:
+def dataset_features(description: EnvDescription, dataset_format: DatasetFormat) -> dict[str, dict[str, Any]]:
     """The features of a dataset collected in an environment."""
     robot = description.robot
     for name, columns in (("state", robot.state), ("actions", robot.actions)):
@@ -156,11 +153,9 @@ def collected_features(description: EnvDescription, dataset_format: DatasetForma
                 "them in one, so nothing can be collected for it."
             )
     assert robot.action_dim is not None
+    cameras = robot.cameras.values()
     return {
-        **{
-            name: {"dtype": dataset_format.storage, "shape": description.shapes[name]}
-            for name in robot.cameras.values()
-        },
+        **{name: {"dtype": dataset_format.storage, "shape": description.shapes[name]} for name in cameras},
         robot.state[0]: {"dtype": "float32", "shape": description.shapes[robot.state[0]]},
         robot.actions[0]: {"dtype": "float32", "shape": (robot.action_dim,)},
         **{name: {"dtype": dtype, "shape": (1,)} for name, dtype in _OUTCOMES.items()},
@@ -168,9 +163,9 @@ def collected_features(description: EnvDescription, dataset_format: DatasetForma
 
 
 def episode_columns(rollout: Rollout, description: EnvDescription) -> dict[str, np.ndarray]:
-    """What a dataset says about a finished episode. How it ended is marked at its last frame."""
+    """The columns of a finished episode in a dataset. How it ended is marked at its last frame."""
     robot = description.robot
-    last = np.arange(len(rollout.rewards)) == len(rollout.rewards) - 1
+    last = np.arange(len(rollout)) == len(rollout) - 1
     return {
         **{name: rollout.observations[name] for name in (*robot.cameras.values(), robot.state[0])},
         robot.actions[0]: rollout.actions,
@@ -182,8 +177,8 @@ def episode_columns(rollout: Rollout, description: EnvDescription) -> dict[str, 
     }
 
 
-class _Journal:
-    """Keeps the log: a line for each episode, kept as text, since the file is replaced in one step for each of them."""
+class _LogWriter:
+    """Writes the log, a line for each episode, kept as text: the file is replaced after every episode."""
 
     def __init__(self, root: Path, log: CollectionLog) -> None:
         self.frames = log.frames
@@ -192,14 +187,13 @@ class _Journal:
         self._lines = bytearray(b",\n  ".join(map(_line, log.episodes)))
 
     def add(self, episode: EpisodeResult) -> None:
-        """Write that an episode was collected, or lost."""
         self._lines += (b",\n  " if self._episodes else b"") + _line(episode)
         self._episodes.append(episode)
         self.frames += episode.length if episode.lost is None else 0
         self._write(complete=False)
 
     def complete(self) -> CollectionLog:
-        """Write that nothing is missing."""
+        """Mark the log as complete."""
         self._write(complete=True)
         return CollectionLog(self._settings, tuple(self._episodes), complete=True)
 
@@ -223,7 +217,6 @@ def _in_order(rollouts: Iterator[Rollout]) -> Iterator[Rollout]:
         while following in waiting:
             yield waiting.pop(following)
             following += 1
-    assert not waiting
 
 
 def _first_written(episodes: Sequence[EpisodeResult], count: int) -> Iterator[EpisodeResult]:

@@ -11,11 +11,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from eval_fakes import CAMERA, MAX_STEPS, CorridorEnv, CorridorPool, Walker
+from fakes import CAMERA, MAX_STEPS, CorridorEnv, CorridorPool, Walker
 from pirl.data import OutcomeConfig, check_dataset, open_dataset, read_outcomes
-from pirl.envs.collecting import LOG_FILE, CollectionLog, DatasetFormat, collect
+from pirl.envs.collect import LOG_FILE, CollectionLog, DatasetFormat, collect_dataset
 from pirl.envs.experts import ExpertConfig
-from pirl.envs.rollouts import make_starts
+from pirl.envs.rollout import make_starts
 from pirl.errors import ConfigError, DataError
 from python_path import python_path
 from written import every_version, files_of, kill_this_process, read_episodes, stopped_at
@@ -29,7 +29,9 @@ STANDS, FALLS = SEEDS[1:3], SEEDS[4:5]
 
 def run(root, *, size=3, actor=None, loses=(), starts=STARTS, settings=SETTINGS, **options):
     actor = actor or Walker(STANDS, FALLS)
-    return collect(CorridorPool(size, loses), actor, starts, root, execute_steps=2, settings=settings, **options)
+    return collect_dataset(
+        CorridorPool(size, loses), actor, starts, root, execute_steps=2, settings=settings, **options
+    )
 
 
 def assert_same_dataset(root, whole):
@@ -134,7 +136,7 @@ def collect_and_die(root: str, version: str) -> None:
 
 @pytest.mark.parametrize("version", ["v3.0", pytest.param("v2.1", marks=pytest.mark.slow)])
 def test_a_run_killed_at_any_moment_goes_on_to_the_same_files(tmp_path, version):
-    program = f"import test_collecting; test_collecting.collect_and_die({str(tmp_path / 'run')!r}, {version!r})"
+    program = f"import test_collect; test_collect.collect_and_die({str(tmp_path / 'run')!r}, {version!r})"
     paths = python_path(Path(__file__).parents[1], Path(__file__).parents[1] / "data")
     environment = os.environ | {"PYTHONPATH": paths}
     subprocess.run([sys.executable, "-c", program], cwd=Path(__file__).parent, check=True, env=environment)
@@ -173,7 +175,7 @@ def test_other_settings_are_refused_by_name_and_nothing_is_touched(tmp_path, cha
 def test_a_directory_in_use_is_left_alone_unless_resumed(tmp_path):
     run(tmp_path, starts=STARTS[:3])
     before = files_of(tmp_path)
-    with pytest.raises(DataError, match="is not empty: choose another directory, or resume"):
+    with pytest.raises(DataError, match="is not empty: choose another directory, or --resume"):
         run(tmp_path)
     assert files_of(tmp_path) == before
 
@@ -238,5 +240,5 @@ def test_a_robot_with_several_columns_cannot_be_collected_for(tmp_path, field):
     robot = dataclasses.replace(DESCRIPTION.robot, **{field: ("joints", "gripper")})
     pool = CorridorPool(1, description=dataclasses.replace(DESCRIPTION, robot=robot))
     with pytest.raises(ConfigError, match=rf"several columns for its {field} \(joints, gripper\)"):
-        collect(pool, Walker(), STARTS, tmp_path, execute_steps=2, settings={})
+        collect_dataset(pool, Walker(), STARTS, tmp_path, execute_steps=2, settings={})
     assert not list(tmp_path.iterdir())

@@ -1,16 +1,16 @@
-"""What decides the actions: a policy that plans a chunk for every environment that needs one, in one inference."""
+"""What chooses the actions: a policy infers a chunk for every environment that needs one, in one batch."""
 
 import dataclasses
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial, reduce
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 import jax
 import numpy as np
-from jaxtyping import Float, Float32, Key, PRNGKeyArray, UInt32
+from jaxtyping import Float, Float32, Key, UInt32
 
 from pirl.data.policy_io import PolicyIO
 from pirl.data.robots import Robot, load_robot
@@ -23,43 +23,43 @@ from pirl.models.types import Array
 from pirl.run_files import RunFiles, saved_steps
 
 NO_STATISTICS = "none"
-# From observations (guided ones, where it plans guided), and a key for each of them, to chunks.
-Act = Callable[[Any, Key[Array, " b"]], Float[Array, "b horizon action_dim"]]
+# From observations (guided ones, where it acts under guidance), and a key for each of them, to chunks.
+SampleActions = Callable[[Any, Key[Array, " b"]], Float[Array, "b horizon action_dim"]]
 
 
 @runtime_checkable
-class Planner(Protocol):
-    """Plans chunks of actions. What it plans for an environment depends on its own row alone."""
+class Policy(Protocol):
+    """Infers chunks of actions. The chunk of an environment depends on its own row alone."""
 
     horizon: int
 
-    def plan(
+    def infer(
         self, observations: EnvObservation, prompts: Sequence[str], seeds: Sequence[int], steps: Sequence[int]
     ) -> Float32[np.ndarray, "n horizon action_dim"]:
         """The next actions of n environments, given their observations [n, …], prompts, seeds and steps so far."""
         ...
 
 
-class ChunkPlanner:
-    """Plans by a function from observations and one random key each to chunks, all in the model's units.
+class ChunkPolicy:
+    """A policy from a function of observations and one random key each to chunks, all in the model's units.
 
     The key of a chunk comes from the episode's seed and step, so episodes repeat exactly. Batches are filled up to
-    `batch_size`, so that one compiled program serves however many environments there are. If `guided`, the function is
-    given every observation under two prompts: as it is, and with the indicator of good actions.
+    `batch_size`, so that one compiled program serves any number of environments. If `guided`, the function is given
+    every observation under two prompts: as it is, and with the indicator of good actions.
     """
 
-    def __init__(self, act: Act, policy_io: PolicyIO, *, batch_size: int, guided: bool = False) -> None:
+    def __init__(
+        self, sample_actions: SampleActions, policy_io: PolicyIO, *, batch_size: int, guided: bool = False
+    ) -> None:
         if batch_size < 1:
             raise ConfigError(f"batch_size = {batch_size} should be at least 1.")
         if guided and not policy_io.config.max_token_len:
-            raise ConfigError("guidance speaks through the prompt, and the model has none (max_token_len = 0).")
+            raise ConfigError("guidance needs a prompt, but the model has max_token_len = 0.")
         self.horizon = policy_io.config.action_horizon
         self.policy_io = policy_io
-        self._act = act
-        self._batch_size = batch_size
-        self._guided = guided
+        self._sample_actions, self._batch_size, self._guided = sample_actions, batch_size, guided
 
-    def plan(
+    def infer(
         self, observations: EnvObservation, prompts: Sequence[str], seeds: Sequence[int], steps: Sequence[int]
     ) -> Float32[np.ndarray, "n horizon action_dim"]:
         """The next actions of n environments, given their observations [n, …], prompts, seeds and steps so far."""
@@ -70,19 +70,20 @@ class ChunkPlanner:
         if self._guided:
             tokens = self.policy_io.prompt_tokens([indicate(prompt, True) for prompt in prompts], state)
             observation = GuidedObservation(observation, observation.with_prompt(*tokens))
-        numbers = np.array([[seed & 0xFFFFFFFF, seed >> 32, step] for seed, step in zip(seeds, steps, strict=True)])
-        chunks = []
+        folds = [[seed & 0xFFFFFFFF, seed >> 32, step] for seed, step in zip(seeds, steps, strict=True)]
+        numbers = np.array(folds).astype(np.uint32)
+        chunks: list[Any] = []
         for first in range(0, len(state), size):
-            # The last row again and again fills the batch.
+            # The last row, repeated, fills the batch.
             rows = np.minimum(np.arange(first, first + size), len(state) - 1)
             part = jax.tree.map(lambda values, rows=rows: values[rows], observation)
-            chunks.append(self._act(part, _keys(numbers[rows].astype(np.uint32))))
-        planned: Any = np.concatenate([np.asarray(chunk) for chunk in chunks])
-        return self.policy_io.robot_actions(planned[: len(state)], state)
+            chunks.append(np.asarray(self._sample_actions(part, _keys(numbers[rows]))))
+        inferred: Any = np.concatenate(chunks)
+        return self.policy_io.robot_actions(inferred[: len(state)], state)
 
 
-class PolicyPlanner(ChunkPlanner):
-    """A π₀ policy as a planner, under the plain prompt, or guided towards what the indicator of good actions asks for.
+class Pi0Policy(ChunkPolicy):
+    """A π₀ policy under the plain prompt, or guided towards what the indicator of good actions asks for.
 
     `guidance` 0 is the plain prompt alone, 1 the one with the indicator alone; others need both, and twice the time.
     """
@@ -94,15 +95,18 @@ class PolicyPlanner(ChunkPlanner):
             raise ConfigError(f"num_steps = {num_steps} should be at least 1.")
         if not 0 <= guidance < math.inf:
             raise ConfigError(f"guidance = {guidance} should be a number of at least 0.")
-        act = partial(_sample, policy, num_steps=num_steps, guidance=guidance)
-        super().__init__(act, policy_io, batch_size=batch_size, guided=guidance != 0)
+        sample = partial(_sample, policy, num_steps=num_steps, guidance=guidance)
+        super().__init__(sample, policy_io, batch_size=batch_size, guided=guidance != 0)
         self.guidance = guidance
 
 
 @jax.jit
 def _keys(numbers: UInt32[Array, "b 3"]) -> Key[Array, " b"]:
-    def key(of: UInt32[Array, " 3"]) -> PRNGKeyArray:
-        return reduce(jax.random.fold_in, of, jax.random.key(0))
+    def key(row: UInt32[Array, " 3"]) -> Key[Array, ""]:
+        folded = jax.random.key(0)
+        for number in row:
+            folded = jax.random.fold_in(folded, number)
+        return folded
 
     return jax.vmap(key)(numbers)
 
@@ -120,7 +124,7 @@ def _sample(
     return sample_actions(policy, observation, noise, num_steps, guidance)
 
 
-def load_planner(
+def load_trained_policy(
     checkpoint: Path,
     description: EnvDescription,
     *,
@@ -130,8 +134,8 @@ def load_planner(
     asset_id: str | None = None,
     num_steps: int = 10,
     guidance: float | None = None,
-) -> PolicyPlanner:
-    """The policy of a checkpoint or a run, for an environment; whether they fit is known before anything is loaded.
+) -> Pi0Policy:
+    """The policy of a checkpoint or a run, for an environment; that they fit is checked before anything is loaded.
 
     `robot` is another description of the environment's robot (a preset or a JSON file), such as one with delta actions;
     a policy that was trained here brings its own.
@@ -139,25 +143,31 @@ def load_planner(
     """
     opened = open_checkpoint(find_policy(checkpoint))
     config = resolve_config(opened, model)
-    seen = _visible(_own_robot(opened) or description.robot, config) if robot is None else load_robot(robot)
+    if robot is not None:
+        used = load_robot(robot)
+    else:
+        used = _own_robot(opened) or description.robot
+        cameras = {slot: feature for slot, feature in used.cameras.items() if slot in config.cameras}
+        used = dataclasses.replace(used, cameras=cameras)
     statistics = None
     if asset_id != NO_STATISTICS:
         without = f"say --asset-id {NO_STATISTICS} if it was trained without"
         _, statistics = choose_statistics(opened, asset_id, flag="--asset-id", otherwise=without)
-    check_policy(seen, config, statistics, description)
-    tokenizer = Tokenizer.for_model(config) if config.max_token_len else None
-    policy_io = PolicyIO(seen, config, statistics, tokenizer)
+    check_policy(used, config, statistics, description)
     if guidance is None:
-        told = opened.description.get("guidance", 0.0)
-        if type(told) not in (int, float) or not 0 <= told < math.inf:
-            raise CheckpointError(f"{opened.directory}: guidance in pirl.json should be 0 or more; it is {told!r:.60}.")
-        guidance = float(told)
+        guidance = opened.description.get("guidance", 0.0)
+        if type(guidance) not in (int, float) or not 0 <= guidance < math.inf:
+            raise CheckpointError(
+                f"{opened.directory}: guidance in pirl.json should be 0 or more; it is {guidance!r:.60}."
+            )
+    tokenizer = Tokenizer.for_model(config) if config.max_token_len else None
+    policy_io = PolicyIO(used, config, statistics, tokenizer)
     policy = load_policy(opened.directory, config)
-    return PolicyPlanner(policy, policy_io, batch_size=batch_size, num_steps=num_steps, guidance=guidance)
+    return Pi0Policy(policy, policy_io, batch_size=batch_size, num_steps=num_steps, guidance=float(guidance))
 
 
 def find_policy(path: Path) -> Path:
-    """The checkpoint directory that is meant: itself, or the newest policy of a training run."""
+    """The checkpoint directory at a path, or the newest policy of the training run there."""
     path = Path(os.path.expanduser(path))  # which leaves the home of nobody as it is
     run = RunFiles(path)
     policies = run.policies
@@ -174,9 +184,9 @@ def find_policy(path: Path) -> Path:
 def choose_statistics(
     checkpoint: Checkpoint, asset_id: str | None, default: str | None = None, *, flag: str, otherwise: str
 ) -> tuple[str, dict[str, NormStats]]:
-    """The statistics of a checkpoint and their name: as told, else the only ones it has, else those called `default`.
+    """The statistics of a checkpoint and their name: those of `asset_id`, else the only ones, else those of `default`.
 
-    `flag` and `otherwise` are for who has to choose: how one says which, and what to do where there are none.
+    `flag` and `otherwise` complete the error message: how to choose, and what to do where there are none.
     """
     found = checkpoint.norm_stats()
     if asset_id is None and len(found) == 1:
@@ -200,7 +210,7 @@ def choose_statistics(
 def check_policy(
     robot: Robot, config: Pi0Config, statistics: Mapping[str, NormStats] | None, description: EnvDescription
 ) -> None:
-    """Raise if a policy and the robot it is meant for do not fit the environment."""
+    """Raise if a policy and its robot do not fit the environment."""
     name, shapes = description.name, description.shapes
     for slot, feature in robot.cameras.items():
         if feature not in shapes:
@@ -235,7 +245,7 @@ def check_policy(
 
 
 def check_same_actions(checkpoint: Checkpoint, robot: Robot) -> None:
-    """Raise if a checkpoint's statistics are of numbers that its own robot takes in another way than this one does."""
+    """Raise if a checkpoint's statistics are of its own robot, whose numbers mean something else than this robot's."""
     own = _own_robot(checkpoint)
     if own is None:
         return
@@ -249,7 +259,6 @@ def check_same_actions(checkpoint: Checkpoint, robot: Robot) -> None:
 
 
 def _relative(robot: Robot) -> list[int]:
-    """The actions that are relative to the state."""
     return [dimension for dimension, is_relative in enumerate(make_mask(*robot.delta)) if is_relative]
 
 
@@ -261,14 +270,7 @@ def _check_width(key: str, claimed: int | None, who: str, given: int, env: str) 
         )
 
 
-def _visible(robot: Robot, config: Pi0Config) -> Robot:
-    """The environment's robot with those of its cameras that the policy has."""
-    return dataclasses.replace(
-        robot, cameras={slot: feature for slot, feature in robot.cameras.items() if slot in config.cameras}
-    )
-
-
 def _own_robot(checkpoint: Checkpoint) -> Robot | None:
-    """The robot that a policy says it was trained for."""
+    """The robot that a checkpoint was trained for, if it says so."""
     described = checkpoint.description.get("robot")
     return None if described is None else Robot.from_dict(described)

@@ -1,16 +1,63 @@
-"""One environment driven request by request: what a worker process does, and anyone who has a single environment."""
+"""Runs episodes of one environment, request by request: in a worker process, a Ray actor, or right here."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 from jaxtyping import Float32
 
 from pirl.envs.base import EnvObservation, Expert, RobotEnv, Start
 from pirl.envs.experts import ExpertConfig
-from pirl.envs.pools import Pictures, Segment, Started, stack_observations
-from pirl.errors import ConfigError, EnvError
+from pirl.errors import EnvError
+
+# Which observations of a chunk have images: all, or only the one after the last action, for the policy.
+Images = Literal["all", "last"]
+# Actions to take, or a number of steps of the expert.
+Chunk = Float32[np.ndarray, "k action_dim"] | int
 
 
-class Stepper:
-    """Begins episodes of an environment and executes actions in them; whatever it should not say is an `EnvError`."""
+@dataclass(frozen=True)
+class ResetResult:
+    """The beginning of an episode."""
+
+    observation: EnvObservation
+    prompt: str
+    task: str
+
+
+@dataclass(frozen=True)
+class ChunkResult:
+    """The result of executing actions, fewer if the episode ends. The observations are those AFTER each action.
+
+    With `images="last"` each camera has one image, or is missing if the episode ended before.
+    """
+
+    observations: EnvObservation
+    actions: Float32[np.ndarray, "k action_dim"]
+    rewards: Float32[np.ndarray, " k"]
+    terminated: bool
+    truncated: bool
+    success: bool
+
+
+@dataclass(frozen=True)
+class EpisodeFailed:
+    """An episode that cannot go on, after a crash, a hang, an exception or NaN; the slot can be started again."""
+
+    reason: str
+
+
+Result = ResetResult | ChunkResult | EpisodeFailed
+
+
+def stack_observations(observations: Sequence[EnvObservation]) -> EnvObservation:
+    """Stack each entry of the last observation over all observations that have it."""
+    return {name: np.stack([one[name] for one in observations if name in one]) for name in observations[-1]}
+
+
+class EnvRunner:
+    """Runs episodes of one environment, request by request; invalid observations and rewards are an `EnvError`."""
 
     def __init__(self, env: RobotEnv) -> None:
         self.env = env
@@ -18,22 +65,17 @@ class Stepper:
         self._expert: Expert | None = None
         self._is_running = False
 
-    def start(self, start: Start, expert: ExpertConfig | None = None) -> Started:
+    def start(self, start: Start, expert: ExpertConfig | None = None) -> ResetResult:
         """Begin an episode; the seed of the start is also the expert's."""
         self.env.cameras_on = True
-        options = {"task": start.task} | ({} if start.state is None else {"state": start.state})
-        observation, info = self.env.reset(seed=start.seed, options=options)
+        observation, info = self.env.reset(seed=start.seed, options={"task": start.task})
         observation = self._checked(observation)
         self._expert = None if expert is None else self.env.make_expert(expert, start.seed)
         self._is_running = True
-        try:
-            state = self.env.get_state()
-        except ConfigError:  # it cannot tell its state, which most do not need
-            state = {}
-        return Started(observation, str(info["prompt"]), str(info["task"]), state)
+        return ResetResult(observation, str(info["prompt"]), str(info["task"]))
 
-    def execute(self, actions: Float32[np.ndarray, "k action_dim"] | int, pictures: Pictures = "all") -> Segment:
-        """Take these actions, or so many steps of the expert, as far as the episode goes."""
+    def execute(self, actions: Chunk, images: Images = "all") -> ChunkResult:
+        """Take these actions, or so many steps of the expert, until the episode ends."""
         if not self._is_running:
             raise ValueError("the episode has ended, or has not begun: start one first.")
         count = actions if isinstance(actions, int) else len(actions)
@@ -41,7 +83,7 @@ class Stepper:
         terminated = truncated = success = False
         for index in range(count):
             action = self._ask_expert() if isinstance(actions, int) else actions[index]
-            self.env.cameras_on = pictures == "all" or index == count - 1
+            self.env.cameras_on = images == "all" or index == count - 1
             observation, reward, terminated, truncated, info = self.env.step(action)
             taken.append(action)
             observations.append(self._checked(observation))
@@ -52,7 +94,7 @@ class Stepper:
             if terminated or truncated:
                 self._is_running = False
                 break
-        return Segment(
+        return ChunkResult(
             observations=stack_observations(observations),
             actions=np.stack(taken).astype(np.float32),
             rewards=np.array(rewards, np.float32),
