@@ -155,7 +155,7 @@ def follow(moves: Iterator[Move], simulation: Simulation) -> Iterator[Float32[np
 class Arm:
     """One arm on its way to where it is to be."""
 
-    def __init__(self, kinematics: Kinematics, side: Side, state: Float[np.ndarray, "7"]) -> None:
+    def __init__(self, kinematics: "Kinematics", side: Side, state: Float[np.ndarray, "7"]) -> None:
         self._kinematics, self._side = kinematics, side
         _, self._rotation = kinematics.pose(side, state[:6])
         self._start = self._goal = state
