@@ -136,7 +136,9 @@ def collect_and_die(root: str, version: str) -> None:
 
 @pytest.mark.parametrize("version", ["v3.0", pytest.param("v2.1", marks=pytest.mark.slow)])
 def test_a_run_killed_at_any_moment_goes_on_to_the_same_files(tmp_path, version):
-    program = f"import test_collect; test_collect.collect_and_die({str(tmp_path / 'run')!r}, {version!r})"
+    program = (
+        f"import test_collect_dataset; test_collect_dataset.collect_and_die({str(tmp_path / 'run')!r}, {version!r})"
+    )
     paths = python_path(Path(__file__).parents[1], Path(__file__).parents[1] / "data")
     environment = os.environ | {"PYTHONPATH": paths}
     subprocess.run([sys.executable, "-c", program], cwd=Path(__file__).parent, check=True, env=environment)
