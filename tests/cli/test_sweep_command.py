@@ -17,28 +17,6 @@ RATES = ("--param", "agent.optimizer.peak-lr=1e-4,1e-3,1e-2")
 BASE = ("sweep", "demo_state_bc", "--exp-name", "rate", "--data.repo-id", ".", "--evaluation.every", "500")
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        ((*BASE,), "pass at least one, such as --param agent.optimizer.peak-lr="),
-        (("sweep", "demo_state_bc", *RATES), "needs a name: --exp-name"),
-        ((*BASE, "--param", "agent.optimizer.peak-lr=1,fast"), "--agent.optimizer.peak-lr should be a number"),
-        ((*BASE, *RATES, "--batch-size", "0"), "batch_size = 0 should be at least 1"),
-        ((*BASE, *RATES, "--metric", "eval/succes"), "Did you mean eval/success?"),
-        ((*BASE, *RATES, "--rungs", "5", "--iterations", "9"), "leave them out"),
-        ((*BASE, *RATES, "--reduction", "1"), "should be at least 2"),
-        ((*BASE, *RATES, "--iterations", "9", "--min-iterations", "10"), "should be from 1 to 9"),
-        ((*BASE, *RATES, "--resume", "--overwrite"), "choose one"),
-        ((*BASE, *RATES, "--resume"), "nothing to resume"),
-    ],
-)
-def test_what_cannot_work_is_refused_before_anything_starts(call, tmp_path, arguments, words):
-    code, _, err = call(*arguments)
-    assert code == 2
-    assert words in err
-    assert not (tmp_path / "runs").exists()
-
-
 def test_without_optuna_it_says_how_to_get_it(call, monkeypatch):
     find = importlib.util.find_spec
     monkeypatch.setattr("importlib.util.find_spec", lambda name, *rest: None if name == "optuna" else find(name, *rest))
