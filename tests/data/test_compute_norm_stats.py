@@ -11,7 +11,7 @@ from golden import ATOL, RTOL, arrays, needs_golden
 from pirl.data import norm_stats
 from pirl.data.norm_stats import compute_norm_stats, degenerate_dimensions, safe_scales, sample_range
 from pirl.errors import DataError
-from pirl.interop import NormStats, read_norm_stats, write_norm_stats
+from pirl.interop import NormStats
 
 
 def enumerated_samples(states, actions, starts, horizon, mask):
@@ -156,18 +156,6 @@ def test_deltas_are_those_openpi_takes(case, mask):
         np.testing.assert_allclose(value, of_openpi, rtol=0, atol=5e-7)  # OpenPI subtracts in float32
 
 
-def test_statistics_survive_the_file_bit_by_bit(tmp_path):
-    random = np.random.default_rng(3)
-    states, actions = random.standard_normal((2, 200, 5)) / 3
-    stats = compute_norm_stats(states, actions, np.array([0, 80, 200]), 7, np.array([True, False, True]))
-    write_norm_stats(tmp_path / "norm_stats.json", stats)
-    read = read_norm_stats(tmp_path / "norm_stats.json")
-    assert list(read) == ["state", "actions"]
-    for name, entry in stats.items():
-        for field in ("mean", "std", "q01", "q99"):
-            assert getattr(read[name], field).tobytes() == getattr(entry, field).tobytes()
-
-
 def arrays_with(**changes):
     usual = {"states": np.zeros((10, 3)), "actions": np.zeros((10, 2)), "starts": np.array([0, 4, 10]), "horizon": 5}
     return usual | changes
@@ -258,11 +246,6 @@ def test_a_constant_dimension_is_scaled_like_the_others_and_a_rare_one_by_its_ra
         assert getattr(after, key)[2:].tolist() == getattr(before, key)[2:].tolist(), "what varies is OpenPI's"
 
 
-def test_healthy_statistics_stay_as_they_are():
-    stats, _ = motion(**HEALTHY)
-    assert safe_scales(stats, dict) == stats
-
-
 def test_statistics_are_those_of_the_samples_that_are_used_up_to_the_ends():
     random = np.random.default_rng(0)
     states, actions = random.normal(size=(30, 3)), random.normal(size=(30, 3))
@@ -301,10 +284,3 @@ def test_one_arm_at_rest_does_not_hide_or_taint_the_other():
     stats, _ = motion(**{f"joint {i}": column for i, column in enumerate(resting + moving)})
     sentences = degenerate_dimensions(stats)
     assert [sentence.split()[2] for sentence in sentences] == [str(i) for i in range(9)]
-
-
-def test_statistics_without_quantiles_are_judged_by_their_standard_deviation():
-    entry = NormStats(mean=np.array([0.5, 1.0]), std=np.array([0.3, 0.0]))
-    (sentence,) = degenerate_dimensions({"actions": entry})
-    assert sentence.startswith("actions dimension 1 never changes (std 0)")
-    assert "q01" not in sentence

@@ -112,12 +112,6 @@ def test_labels_never_leave_the_dataset(tmp_path):
     assert precious.read_text() == '{"episode": 0, "success": true}\n'
 
 
-def test_a_place_that_cannot_be_written_is_named(tmp_path):
-    (tmp_path / "meta").write_text("a file")
-    with pytest.raises(DataError, match="pirl_labels"):
-        write_labels(tmp_path, {0: Label(0, success=True)})
-
-
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["episode", *FIELDS, "x"]), inner),
@@ -248,17 +242,6 @@ def test_lists_and_ranges_of_episodes():
     for text, missing in (("0-99999999999999", "99999999999999"), ("3,0-13", "13")):
         with pytest.raises(DataError, match=rf"no episode {missing} \(in .*\); the last one is 12"):
             parse_episodes(text, largest=12)
-
-
-@settings(deadline=None, max_examples=100)
-@given(text=st.text(alphabet="0123456789-, ab", max_size=8))
-def test_any_text_is_a_list_or_refused_in_words(text):
-    try:
-        episodes = parse_episodes(text, largest=10**5)
-    except DataError as error:
-        assert "episode" in str(error)
-    else:
-        assert parse_episodes(",".join(map(str, episodes)), largest=10**5) == episodes
 
 
 # --- merging --------------------------------------------------------------------------------------------------------

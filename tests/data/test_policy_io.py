@@ -253,9 +253,8 @@ def random_batch(size, dims=3):
     return images, rng.uniform(-0.9, 0.9, (size, dims)), [f"take block {index % 3}" for index in range(size)]
 
 
-@pytest.mark.parametrize("model", ["tiny", "tiny_pi05"])
-def test_a_batch_is_its_samples_one_by_one(model):
-    config = get_model_config(model)
+def test_a_batch_is_its_samples_one_by_one():
+    config = get_model_config("tiny_pi05")
     io = PolicyIO(ARM, config, {"state": random_stats(np.random.default_rng(1), 3)}, Tokenizer.for_model(config))
     images, state, prompts = random_batch(5)
     batch = io.observation(images, state, prompts)
@@ -267,9 +266,8 @@ def test_a_batch_is_its_samples_one_by_one(model):
             np.testing.assert_array_equal(alone, together[row])
 
 
-@pytest.mark.parametrize("model", ["tiny", "tiny_pi05"])
-def test_tokens_alone_are_those_of_an_observation_with_these_prompts(model):
-    config = get_model_config(model)
+def test_tokens_alone_are_those_of_an_observation_with_these_prompts():
+    config = get_model_config("tiny_pi05")
     io = PolicyIO(ARM, config, {"state": random_stats(np.random.default_rng(1), 3)}, Tokenizer.for_model(config))
     images, state, prompts = random_batch(5)
     others = [indicate(prompt, positive=index % 2 == 0) for index, prompt in enumerate(prompts)]
@@ -301,14 +299,6 @@ def test_a_prompt_is_tokenized_once():
     np.testing.assert_array_equal(again.tokenized_prompt, first.tokenized_prompt[::-1])
     expected = [Tokenizer.for_model(TINY)(prompt)[0] for prompt in prompts]
     np.testing.assert_array_equal(first.tokenized_prompt, expected)
-
-
-def test_the_robots_own_prompt_is_used_where_the_data_has_none():
-    robot = dataclasses.replace(ARM, default_prompt="tidy up")
-    images, state, _ = random_batch(2)
-    io = PolicyIO(robot, TINY, None, Tokenizer.for_model(TINY))
-    given = io.observation(images, state, ["tidy up"] * 2)
-    np.testing.assert_array_equal(io.observation(images, state).tokenized_prompt, given.tokenized_prompt)
 
 
 # --- what does not fit is named ----------------------------------------------------------------------------------------
@@ -351,9 +341,3 @@ def test_a_robot_wider_than_the_model_needs_a_wider_model(declared):
         PolicyIO(robot, dataclasses.replace(STATE_ONLY, action_dim=32), None, None).observation({}, np.zeros((1, 34)))
     wider = PolicyIO(robot, dataclasses.replace(STATE_ONLY, action_dim=34), None, None)
     assert wider.observation({}, np.ones((1, 34))).state.tolist() == [[1.0] * 34]
-
-
-def test_actions_of_unknown_width_are_not_guessed():
-    io = PolicyIO(dataclasses.replace(ARM, cameras={}), STATE_ONLY, None, None)
-    with pytest.raises(DataError, match="how many dimensions of actions belong to the robot is not known"):
-        io.robot_actions(np.zeros((1, 5, 8), np.float32), np.zeros((1, 3)))

@@ -147,12 +147,6 @@ def test_a_damaged_cache_is_computed_again(tmp_path, cache):
         assert file.read_text() == whole
 
 
-def test_a_cache_that_cannot_be_written_is_done_without(tmp_path, cache):
-    cache.write_text("a file where the directory should be")
-    dataset = open_dataset(build(tmp_path / "dataset", cameras="none").root)
-    assert len(dataset_norm_stats(dataset, BLIND, 4)["state"].mean) == 4
-
-
 def test_a_robot_that_does_not_fit_the_data_is_told_what_it_has(tmp_path):
     built = build(tmp_path / "dataset", cameras="none")
     edit_data(built, lambda table: table.append_column("note", pa.array(["fine"] * table.num_rows)))
@@ -194,14 +188,6 @@ def test_a_camera_that_is_not_there_is_named(tmp_path):
         load_trajectories(dataset, robot, TINY)
     for text in ("left_wrist_0_rgb", HIGH, WRIST):
         assert text in str(caught.value)
-
-
-@pytest.mark.usefixtures("no_decoding")
-def test_an_episode_without_a_task_is_named_before_anything_is_decoded(tmp_path):
-    built = build(tmp_path / "dataset", cameras="image", tasks=("pick it up", ""))
-    dataset = open_dataset(built.root)
-    with pytest.raises(DataError, match="episode 1, frame 0 has no task.*default_prompt"):
-        load_trajectories(dataset, ARM, TINY)
 
 
 def test_a_robot_has_words_for_data_without_a_task(tmp_path):
@@ -323,14 +309,6 @@ def test_selections_that_cannot_be_met_are_named(four):
             assert text in str(caught.value)
 
 
-def test_only_selected_frames_are_sampled(four):
-    dataset, outcomes = four
-    found = load_trajectories(dataset, BLIND, TINY)
-    weights = Selection(success=False, task_weights={"B": 2.0}).weights(dataset, outcomes)
-    stream = ChunkIndexSampler(found, seed=0, weights=weights)
-    assert sorted(stream.take(0, stream.size).tolist()) == [*range(7, 12), *range(21, 24)]
-
-
 # --- all the way ----------------------------------------------------------------------------------------------------
 
 
@@ -375,42 +353,6 @@ def test_a_v21_video_dataset_all_the_way_to_the_batch(tmp_path):
             assert batch.terminals[place].tolist() == reached.tolist()
             assert bool(batch.success[place]) == episode.succeeded
     assert len(seen) == 21  # every frame once before any comes again
-
-
-def test_a_v30_image_dataset_all_the_way_to_the_batch(tmp_path):
-    """Pictures of another size come out as those of the dataset, resized; without a second camera its slot is black."""
-    built = build(tmp_path / "dataset", version="v3.0", cameras="image")
-    robot = dataclasses.replace(ARM, cameras={"base_0_rgb": WRIST}, delta=(3,))
-    dataset = open_dataset(built.root)
-    stats, taken = batches(dataset, robot)
-    io = PolicyIO(robot, TINY, None, Tokenizer.for_model(TINY))
-    decoded = [
-        io.observation({"base_0_rgb": np.stack(list(dataset.decode(WRIST, e)))}, episode.state, episode.tasks).images
-        for e, episode in enumerate(built.episodes)
-    ]
-    spread, scale = stats["state"].mean, stats["state"].std + 1e-6
-    for batch in taken:
-        for place in range(8):
-            observation = batch.observations
-            state = np.asarray(observation.state[place, :4]) * scale + spread
-            ((number, t),) = (
-                (number, t)
-                for number, episode in enumerate(built.episodes)
-                for t in range(len(episode))
-                if np.allclose(episode.state[t], state, atol=1e-4)
-            )
-            np.testing.assert_array_equal(observation.images["base_0_rgb"][place], decoded[number]["base_0_rgb"][t])
-            assert read_bars(built.episodes[number].frames[WRIST][t]) == (1, number, t)
-            assert not np.any(observation.images["left_wrist_0_rgb"][place])
-            assert (
-                bool(observation.image_masks["base_0_rgb"][place]),
-                bool(observation.image_masks["left_wrist_0_rgb"][place]),
-            ) == (True, False)
-            episode = built.episodes[number]
-            steps = np.minimum(t + np.arange(5), len(episode) - 1)
-            relative = episode.action[steps] - episode.state[t, :3]
-            actions = (relative - stats["actions"].mean) / (stats["actions"].std + 1e-6)
-            np.testing.assert_allclose(batch.actions[place, :, :3], actions, rtol=1e-4, atol=1e-5)
 
 
 def test_what_comes_after_a_success_is_never_sampled(tmp_path):

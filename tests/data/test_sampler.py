@@ -11,8 +11,11 @@ from hypothesis import strategies as st
 from jax.sharding import NamedSharding, PartitionSpec
 
 from pirl.data.chunks import ChunkShape
+from pirl.data.policy_io import PolicyIO
+from pirl.data.robots import Robot
 from pirl.data.sampler import ChunkIndexSampler, ChunkSampler, DatasetSource, Loader
-from pirl.errors import ConfigError, DataError
+from pirl.errors import ConfigError, DataError, ObservationError
+from pirl.models import Tokenizer, get_model_config
 from pirl.training.sharding import make_mesh
 from trajectories import IO, Painted, build, episodes
 
@@ -167,14 +170,6 @@ def test_every_batch_is_full_and_no_sample_of_any_source_is_left_out_or_repeated
         assert abs(len(source.taken) - drawn * ratio / sum(ratios)) <= len(ratios)
 
 
-def test_every_host_gets_its_part_of_every_source():
-    sources = [source((40,), rows_seed=1), source((40,), rows_seed=2)]
-    mine = {tuple(state) for state in sources[0].trajectories.states}
-    for index in range(2):
-        host = ChunkSampler(sources, batch_size=8, shape=ChunkShape(2), process_index=index, process_count=2)
-        assert sum(anchor in mine for anchor in rows_of(host.batch(3))) == 2
-
-
 def test_sources_are_mixed_by_their_ratios_and_each_runs_through_its_own_epochs():
     sources = [source((10,), rows_seed=1), source((20, 5), rows_seed=2)]
     sampler = ChunkSampler(sources, batch_size=8, shape=ChunkShape(2), ratios=[0.3, 0.7])
@@ -198,12 +193,9 @@ def test_a_used_up_pool_is_let_go():
     assert released == [0, 0, 1, 1, 2, 2]
 
 
-def test_pictures_come_from_the_rows_of_the_rows_of():
+def test_pictures_come_from_the_rows_of_the_chunks():
     frames = Painted(size=(56, 56))
     trajectories = build([6, 6], frames={"base_0_rgb": frames})
-    from pirl.data.policy_io import PolicyIO
-    from pirl.data.robots import Robot
-    from pirl.models import Tokenizer, get_model_config
 
     robot = Robot(
         "arm", cameras={"base_0_rgb": "camera"}, state=("state",), actions=("action",), state_dim=3, action_dim=2
@@ -222,10 +214,6 @@ def test_pictures_come_from_the_rows_of_the_rows_of():
 
 
 def test_a_prompt_that_does_not_fit_is_refused_at_the_start_but_only_if_a_frame_has_it():
-    from pirl.data.policy_io import PolicyIO
-    from pirl.data.robots import Robot
-    from pirl.errors import ObservationError
-    from pirl.models import Tokenizer, get_model_config
 
     model = get_model_config("tiny")
     robot = Robot("arm", cameras={}, state=("state",), actions=("action",), state_dim=3, action_dim=2)

@@ -142,12 +142,6 @@ def test_normalization_is_that_of_its_formula():
         np.testing.assert_allclose(transform.inverse(transform(given))["state"], given["state"], rtol=1e-14)
 
 
-def test_actions_are_relative_to_the_state_where_the_mask_says_so():
-    given = {"state": np.array([1.0, 2.0, 3.0]), "actions": np.array([[10.0, 20.0, 30.0], [11.0, 22.0, 33.0]])}
-    relative = DeltaActions(make_mask(2, -1))(given)["actions"]
-    assert relative.tolist() == [[9.0, 18.0, 30.0], [10.0, 20.0, 33.0]]
-
-
 # What a gripper at 0.25 becomes in OpenPI's recordings: its angle, what is commanded for it, and what is learned.
 GRIPPER = (-0.5130776068814178, 0.6717322350044973, -0.640825)
 
@@ -261,8 +255,3 @@ def test_data_that_does_not_fit_is_refused():
     ):
         with pytest.raises(DataError, match=message):
             transform.inverse({"actions": np.zeros((5, 32))})
-
-
-def test_integers_are_taken_as_numbers():
-    given = {"state": np.array([1, 2]), "actions": np.array([[1, 2]])}
-    assert DeltaActions((True, False))(given)["actions"].tolist() == [[0.0, 2.0]]

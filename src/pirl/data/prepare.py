@@ -293,7 +293,7 @@ def summarize(dataset: Dataset, config: OutcomeConfig) -> dict[str, Any]:
 
 def _summarize_camera(dataset: Dataset, name: str, unread: list[Problem]) -> dict[str, Any]:
     """Size and storage, by the first image that can be read; problems are added to `unread`."""
-    storage, missing = "pictures in parquet", set[int]()
+    storage, missing = "images in parquet", set[int]()
     size = dataset.info.features[name].image_size or (0, 0)
     numbers = dataset.episode_ids.tolist()
     if name not in dataset.rows.column_names:

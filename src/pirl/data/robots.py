@@ -180,7 +180,7 @@ _PRESETS: dict[str, Robot] = {
         _DROID,
         # DROID with joint positions as actions, as in OpenPI's training on the full dataset.
         dataclasses.replace(_DROID, name="droid_joint_position", delta=(7, -1)),
-        # The embedded tabletop, through its two cameras, and by the true places of things.
+        # The embedded tabletop, through its two cameras, and by the true positions of objects.
         Robot(
             name="tabletop",
             cameras={"base_0_rgb": "observation.images.overhead", "left_wrist_0_rgb": "observation.images.wrist"},
@@ -197,7 +197,7 @@ _PRESETS: dict[str, Robot] = {
             state_dim=8,
             action_dim=3,
         ),
-        # Meta-World: what its hand feels and sees; where things are has to be seen.
+        # Meta-World: the state of its hand, and two cameras to see the objects with.
         Robot(
             name="metaworld",
             cameras={"base_0_rgb": "observation.images.corner", "left_wrist_0_rgb": "observation.images.gripper"},

@@ -162,7 +162,7 @@ def _check_frames(dataset: Dataset, camera: str) -> Iterator[Problem]:
         return
     segments, problems = dataset.segments(camera)
     if dataset.info.features[camera].dtype == "image" and not any(segments):
-        yield Problem("this camera is declared in info.json, but its pictures are not in the data", column=camera)
+        yield Problem("this camera is declared in info.json, but its images are not in the data", column=camera)
     else:
         yield from _of_severity(problems, "problem")
 
@@ -320,7 +320,7 @@ def _check_time(dataset: Dataset) -> Iterator[Problem]:
         yield Problem(f"{message}frame_index", "note", number, None, "timestamp", value)
     frames, fps = np.arange(len(time)) - np.repeat(dataset.starts[:-1], dataset.lengths), dataset.info.fps
     if (off := np.abs(time - frames / fps).max()) > 0.5 / fps:
-        message = f"is off the frame rate of {fps:g} by up to {off:.3g} s; pictures are matched by counting"
+        message = f"is off the frame rate of {fps:g} by up to {off:.3g} s; frames are matched by counting"
         yield Problem(message, "note", column="timestamp")
 
 
@@ -328,9 +328,9 @@ def _check_camera(dataset: Dataset, camera: str, decode: bool, is_wanted: bool) 
     in_parquet, declared = camera in dataset.rows.column_names, dataset.info.features[camera].dtype
     if in_parquet:
         if declared == "video":
-            message = "info.json says video; its pictures are in the data and read from there"
+            message = "info.json says video; its images are in the data and read from there"
             yield Problem(message, "note", column=camera)
-        yield from _check_pictures(dataset, camera, is_wanted)
+        yield from _check_images(dataset, camera, is_wanted)
     else:
         segments, problems = dataset.segments(camera)
         yield from _check_frames(dataset, camera)
@@ -366,8 +366,8 @@ def _check_declared(dataset: Dataset, camera: str, videos: Sequence[VideoIndex])
         yield Problem(f"info.json says {_pixels(wanted)} pixels{more}", "note", None, files[0], camera, _pixels(size))
 
 
-def _check_pictures(dataset: Dataset, camera: str, is_wanted: bool) -> Iterator[Problem]:
-    """Every picture in the parquet files: can it be read, and does it have the declared size?"""
+def _check_images(dataset: Dataset, camera: str, is_wanted: bool) -> Iterator[Problem]:
+    """Every image in the parquet files: can it be read, and does it have the declared size?"""
     rows, declared = dataset.rows, dataset.info.features[camera].image_size
     counts: Counter[tuple[int, int]] = Counter()
     first_of: dict[tuple[int, int], tuple[int, int, str]] = {}
@@ -383,7 +383,7 @@ def _check_pictures(dataset: Dataset, camera: str, is_wanted: bool) -> Iterator[
                 episode = int(np.searchsorted(dataset.starts, row, side="right")) - 1
                 number, frame = int(dataset.episode_ids[episode]), row - int(dataset.starts[episode])
                 try:
-                    size = _picture_size(cell)
+                    size = _image_size(cell)
                 except DataError as error:
                     wrong.setdefault(number, []).append((frame, relative, error))
                 else:
@@ -393,22 +393,22 @@ def _check_pictures(dataset: Dataset, camera: str, is_wanted: bool) -> Iterator[
             yield from _of_file(dataset, file, str(error), camera)
     errors = [error for entries in wrong.values() for *_, error in entries]
     if len(errors) == len(dataset) and all(isinstance(error, DepthPictureError) for error in errors):
-        message = "its pictures are depths, not colours: a policy cannot look through it"
+        message = "its images are depths, not colors: a policy cannot look through it"
         yield Problem(message, "problem" if is_wanted else "note", column=camera)
         wrong = {}
     for number, entries in sorted(wrong.items()):
         frame, relative, cause = min(entries, key=lambda entry: entry[0])
-        message = f"the picture of frame {frame} cannot be read: {cause}{_and_more(len(entries))}"
+        message = f"the image of frame {frame} cannot be read: {cause}{_and_more(len(entries))}"
         yield Problem(message, episode=number, file=relative, column=camera)
     for size in (size for size in counts if declared and size != declared):
         number, frame, relative = first_of[size]
-        count = f"{counts[size]} pictures have" if counts[size] > 1 else "one picture has"
+        count = f"{counts[size]} images have" if counts[size] > 1 else "one image has"
         message = f"info.json says {_pixels(declared)} pixels, {count} another size: frame {frame} is the first"
         yield Problem(message, "note", number, relative, camera, _pixels(size))
 
 
-def _picture_size(cell: Any) -> tuple[int, int]:
-    """Height and width; raises if the picture is not whole, which only PNG can tell without decoding."""
+def _image_size(cell: Any) -> tuple[int, int]:
+    """Height and width; raises if the image is not whole, which only PNG can tell without decoding."""
     with open_picture(cell) as image:
         image.verify() if image.format == "PNG" else image.load()
         return image.height, image.width
