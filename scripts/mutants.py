@@ -44,7 +44,7 @@ MUTANTS = (
         "data/transforms.py",
         "return stats.q01, stats.q99 - stats.q01 + EPSILON",
         "return stats.q01, stats.q99 - stats.q01 + 100 * EPSILON",
-        "data/test_transforms.py::test_normalisation_equals_openpi",
+        "data/test_transforms.py::test_normalization_equals_openpi",
     ),
     Mutant(
         "interop/checkpoint.py",
