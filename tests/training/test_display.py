@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from pirl.errors import DataError
-from pirl.training.display import Display, describe
+from pirl.training.display import Display
 from pirl.training.logging import Stopwatch
 
 
@@ -56,11 +56,6 @@ def test_lines_come_no_more_often_than_asked_but_the_last_step_has_one(capsys: p
             display.update(step, {"loss": 1.0})
             display.update(step, {"loss": 2.0})
     assert re.findall(r"step (\d+)/", capsys.readouterr().err) == ["1", "11", "21", "25"]
-
-
-def test_skipped_updates_show_once_there_are_any() -> None:
-    assert describe({"loss": 1.0, "skipped": 0}) == ["loss 1"]
-    assert describe({"loss": 1.0, "skipped": 3}) == ["loss 1", "skipped 3"]
 
 
 def test_what_is_said_and_what_is_logged_is_in_the_log_with_times(
@@ -195,11 +190,3 @@ def test_the_live_display_keeps_said_lines_whole_and_leaves_the_terminal_as_it_w
     assert "step 200/4000  loss 0.125" in last, "the last state stays readable"
     assert process.returncode == -signal.SIGINT
     assert "ERROR KeyboardInterrupt" in (tmp_path / "log.txt").read_text()
-
-
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no device that is always full")
-def test_a_log_that_cannot_be_written_is_no_reason_for_a_traceback(capsys: pytest.CaptureFixture[str]) -> None:
-    with Display(10, "fold1", log=Path("/dev/full")) as display:
-        display.say("compiling the update …")
-        logging.getLogger("pirl").warning("update 3 was skipped")
-    assert "Traceback" not in capsys.readouterr().err

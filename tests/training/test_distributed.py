@@ -68,14 +68,11 @@ SLURM = {
 @pytest.mark.parametrize(
     ("environment", "coordinator", "processes", "process_id", "local_id"),
     [
-        (SLURM, f"gpu003:{61440 + 70001 % 4096}", 4, 2, None),
         (SLURM | {"SLURM_STEP_TASKS_PER_NODE": "2(x2)", "SLURM_LOCALID": "1"}, "gpu003:61809", 4, 2, 1),
-        (SLURM | {"SLURM_STEP_NODELIST": "a-1,a-2"}, "a-1:61809", 4, 2, None),
         (
             {"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "1", "MASTER_ADDR": "h", "MASTER_PORT": "7"},
             *("h:7", 2, 1, None),
         ),
-        ({"PMI_SIZE": "3", "PMI_RANK": "0", "MASTER_ADDR": "h", "MASTER_PORT": "7"}, "h:7", 3, 0, None),
         (
             {"MASTER_ADDR": "h", "MASTER_PORT": "29500", "RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1"}
             | {"LOCAL_WORLD_SIZE": "2"},
@@ -97,8 +94,8 @@ def test_a_cluster_says_who_the_hosts_are(environment, coordinator, processes, p
 
 @pytest.mark.parametrize(
     "environment",
-    [{}, {"SLURM_JOB_ID": "7", "SLURM_NTASKS": "4", "SLURM_PROCID": "0"}, {"RANK": "0", "WORLD_SIZE": "1"}],
-    ids=["nothing", "a batch script outside srun", "one process"],
+    [{}, {"SLURM_JOB_ID": "7", "SLURM_NTASKS": "4", "SLURM_PROCID": "0"}],
+    ids=["nothing", "a batch script outside srun"],
 )
 def test_where_nobody_speaks_of_others_a_process_is_alone(environment):
     assert found(environment) is None
@@ -109,10 +106,7 @@ def test_where_nobody_speaks_of_others_a_process_is_alone(environment):
     [
         ({}, {"processes": 2}, "--hosts.processes alone do not say who the other hosts are"),
         ({}, {"coordinator": "h:1", "processes": 2, "process_id": 2}, "process id 2 .* none of 2 processes"),
-        ({}, {"coordinator": "h", "processes": 2, "process_id": 0}, "HOST:PORT; 'h' is none"),
-        ({}, {"lost_timeout": 0}, "hosts.lost_timeout = 0"),
         (SLURM, {"processes": 2}, "process id 2 .*SLURM and --hosts.processes.* none of 2"),
-        ({"PMI_SIZE": "2", "PMI_RANK": "x"}, {}, "PMI_RANK = 'x' should be a number"),
         ({"PMI_SIZE": "2", "PMI_RANK": "0"}, {}, "does not say where the first of them is"),
     ],
 )
@@ -285,7 +279,7 @@ def test_a_host_can_look_at_its_rows_of_a_batch_in_their_order(stacked):
     np.testing.assert_array_equal(rows[(2,) if stacked else ()], values[2] if stacked else values)
 
 
-@pytest.mark.parametrize("spec", [PartitionSpec(), PartitionSpec("data"), PartitionSpec(None, "fsdp")])
+@pytest.mark.parametrize("spec", [PartitionSpec("data"), PartitionSpec(None, "fsdp")])
 def test_a_copy_for_one_host_is_the_same_wherever_the_arrays_were(spec, monkeypatch):
     monkeypatch.setattr("pirl.training.sharding.MIN_SHARD_BYTES", 64)
     values = np.random.default_rng(0).normal(size=(24, 16)).astype(np.float32)

@@ -24,7 +24,6 @@ from pirl.data.outcomes import OutcomeConfig, read_outcomes
 from pirl.errors import CheckpointError, ConfigError, TrainingError
 from pirl.training import rollout_stream
 from pirl.training.dry_run import dry_run
-from pirl.training.health import RolloutMonitor
 from pirl.training.rollout_stream import RolloutStream
 from pirl.training.train import train
 
@@ -202,15 +201,6 @@ def test_evaluations_and_checkpoints_count_iterations(practise, tmp_path):
     assert saved(run) == [0, ends[1], ends[3]], "and the policy that it began with"
 
 
-def test_what_is_kept_for_good_counts_iterations_too(practise, tmp_path):
-    config = practise(
-        checkpoints__max_to_keep=1, checkpoints__keep_period=2, rollout__iterations=5, health__action="stop"
-    )
-    train(config, exp_name="run")
-    ends = [*values_of(tmp_path / "run", "rollout/drift")]
-    assert saved(tmp_path / "run") == [ends[1], ends[3], ends[4]]
-
-
 # --- when an iteration does not go well -------------------------------------------------------------------------------
 
 
@@ -332,12 +322,6 @@ def test_updates_that_are_not_finite_lead_back_too(practise, tmp_path, at_batch,
     assert len(values_of(tmp_path / "run", "rollout/drift")) == 3
 
 
-def test_updates_that_are_not_finite_end_the_run_where_it_is_to_stop(practise, tmp_path, at_batch):
-    at_batch.update(dict.fromkeys(range(2, 9), poisoned))
-    with pytest.raises(TrainingError, match="2 updates in a row were skipped"):
-        train(practise(health__max_skipped=2, health__action="stop"), exp_name="run")
-
-
 def test_a_drift_beyond_its_limit_leads_back(practise, tmp_path):
     with pytest.raises(TrainingError, match="the policy has drifted by .*, beyond health.max_drift = 1e-06"):
         train(practise(health__max_drift=1e-6, health__max_rollbacks=1), exp_name="run")
@@ -350,31 +334,6 @@ def test_what_drift_is_measured_by_is_named_when_it_is_damaged(practise, tmp_pat
     probe.write_bytes(probe.read_bytes()[:-100])
     with pytest.raises(CheckpointError, match="drift_probe.npz holds what the drift .* cannot be read"):
         train(practise(rollout__iterations=2), exp_name="run", resume=True)
-
-
-def test_what_drift_was_measured_by_in_an_earlier_version_still_serves(practise, tmp_path):
-    """It held the next observations, too, which nothing looks at, and not what humans chose."""
-    train(practise(rollout__iterations=1), exp_name="run")
-    probe = tmp_path / "run" / "drift_probe.npz"
-    with np.load(probe) as content:
-        velocities = content["velocities"]
-        leaves = [content[name] for name in sorted(content.files) if name != "velocities"]
-    seen = len(leaves) - 9  # arrays of an observation; of a sample there are nine more, five before the next one
-    before = [*leaves[: seen + 5], *leaves[:seen], *leaves[seen + 5 : -1]]  # and not yet what humans chose
-    np.savez(probe, velocities=velocities, **{f"{number:02d}": leaf for number, leaf in enumerate(before)})
-    train(practise(rollout__iterations=2), exp_name="run", resume=True)
-    train(practise(rollout__iterations=2), exp_name="reference")
-    assert values_of(tmp_path / "run", "rollout/drift") == values_of(tmp_path / "reference", "rollout/drift")
-
-
-def test_slow_rollouts_say_nothing_against_the_policy(practise, tmp_path, monkeypatch, capsys):
-    slow = "rollouts have become slow"
-    monkeypatch.setattr(RolloutMonitor, "_judge_speed", lambda self, speed: slow)
-    train(practise(), exp_name="run")
-    assert "warning: rollouts have become slow" in capsys.readouterr().err
-    *_, good, last = values_of(tmp_path / "run", "rollout/drift")
-    state = tmp_path / "run" / "checkpoints" / "state" / str(last) / "state.json"
-    assert json.loads(state.read_text())["host"]["parts"]["monitor"]["good_step"] == good, "the run could go back to it"
 
 
 # --- where there is nothing to learn ----------------------------------------------------------------------------------
@@ -451,11 +410,6 @@ def test_what_was_learned_from_is_tried_once_more_with_noise_of_its_own(practise
     assert [len(again)] == [*values_of(tmp_path / "run", "rollout/groups").values()]
 
 
-def test_late_successes_count_however_small_their_worth(practise, tmp_path):
-    assert train(practise(rollout__discount=1e-30, rollout__iterations=1), exp_name="run") == 0
-    assert last_step(tmp_path / "run") > 0
-
-
 # --- what is kept of rollouts -----------------------------------------------------------------------------------------
 
 
@@ -503,7 +457,7 @@ def test_workers_that_are_killed_hang_or_see_nonsense_are_counted_and_nothing_of
 
 
 @pytest.mark.usefixtures("unchecked_signatures")  # what a program is compiled for is described by shapes
-@pytest.mark.parametrize("weighting", ["positive", "guidance"])
+@pytest.mark.parametrize("weighting", ["guidance"])
 def test_a_dry_run_acts_and_updates_and_leaves_nothing(practise, tmp_path, capsys, weighting):
     assert dry_run(practise(agent__weighting=weighting)) == 0
     facts = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())

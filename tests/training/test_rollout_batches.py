@@ -112,15 +112,6 @@ def test_by_groups_every_batch_has_all_attempts_of_its_groups_equally_often_but_
     assert min(seen.values()) >= 2, "in every epoch"
 
 
-@given(iterations(), st.sampled_from(["chunks", "groups"]), st.integers(0, 5), st.integers(0, 5))
-@settings(max_examples=40)
-def test_a_plan_depends_on_nothing_but_its_arguments(made, batch_by, seed, branch):
-    config = RIPTConfig(batch_by=batch_by, weighting="exp")
-    one, other = (plan(config, made, size=2 * made[0], seed=(seed, 7, branch))[0] for _ in range(2))
-    np.testing.assert_array_equal(one.rows, other.rows)
-    np.testing.assert_array_equal(one.included, other.included)
-
-
 def test_another_iteration_or_branch_has_another_order():
     made = (4, [[True, False, True, False]] * 3, np.full(12, 10))
     tables = [plan(RIPTConfig(), made, seed=seed)[0].rows.tolist() for seed in ((0, 1, 0), (0, 2, 0), (0, 1, 1))]
@@ -170,7 +161,7 @@ def policy_io():
     return PolicyIO(ROBOT, MODEL, None, Tokenizer.for_model(MODEL))
 
 
-@pytest.mark.parametrize("weighting", WEIGHTINGS)
+@pytest.mark.parametrize("weighting", ["signed", "guidance"])
 def test_every_row_of_a_batch_has_the_advantage_and_the_prompt_of_its_own_episode(policy_io, weighting):
     prompts = ["put the red block down.", "open the drawer", "open the drawer"]
     data = attempts_of([3, 5, 4], prompts)

@@ -37,13 +37,6 @@ def test_episodes_are_held_out_whole_and_by_the_seed(configure):
     assert episodes_of(other, other.held_out) != measured
 
 
-def test_no_batch_to_learn_from_holds_a_frame_that_was_held_out(configure):
-    setup = set_up(configure(data__validation_fraction=0.3))
-    measured = setup.source(0, held_out=True).indices
-    learned = setup.source(0).indices
-    assert not set(learned.take(0, 2_000).tolist()) & set(measured.take(0, 2_000).tolist())
-
-
 def test_only_episodes_that_are_used_are_held_out(data):
     dataset = open_dataset(str(data))
     used = np.repeat(np.arange(20) % 4 == 0, dataset.lengths).astype(float)
@@ -86,11 +79,6 @@ def test_the_range_of_returns_is_that_of_all_rows_of_the_episodes_that_are_used(
 def test_the_range_of_returns_ends_with_the_episodes():
     data = dataclasses.replace(episodes([[0, 1, 50], [0, 3]]), ends=np.array([2, 5]))  # cut before the third row
     assert return_range(data, np.ones(5, bool), 0.5) == (0.5, 3.0)
-
-
-def test_a_split_that_leaves_nothing_to_learn_from_is_refused(configure):
-    with pytest.raises(ConfigError, match="of the 20 episodes that are used leaves none to learn from"):
-        set_up(configure(data__validation_fraction=0.99))
 
 
 def test_data_that_does_not_fit_is_refused_before_it_is_prepared(configure, tmp_path):

@@ -27,7 +27,7 @@ from pirl.training.rollout_batches import BatchPlan, Rows, cut_batch, group_adva
 from pirl.training.rollout_records import DriftProbe, Films, RolloutDataset
 from pirl.training.run import RunDirectory
 from pirl.training.setup import Setup
-from pirl.training.streams import Batch, CollectResult, TrainState, on_main_process
+from pirl.training.streams import Batch, CollectResult, Stream, TrainState, on_main_process
 
 # Rows of the table after which its header is repeated.
 _ROWS_PER_HEADER = 20
@@ -45,7 +45,7 @@ class _Attempts:
     metrics: dict[str, Number] = field(default_factory=dict)
 
 
-class RolloutStream:
+class RolloutStream(Stream):
     """RIPT's batches. The replay buffer holds what an iteration learns from until the next one begins."""
 
     def __init__(
@@ -85,7 +85,6 @@ class RolloutStream:
 
     @property
     def is_within_iteration(self) -> bool:
-        """Whether this iteration has batches left."""
         return self._counts["made"] < (0 if self._plan is None else len(self._plan))
 
     @property
@@ -212,7 +211,6 @@ class RolloutStream:
         }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Go on from a saved state, within an iteration too."""
         main_process_first(lambda: self.take_over(state))
 
     def take_over(self, state: Mapping[str, Any]) -> None:

@@ -15,7 +15,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from pirl.config import parse_config, to_plain
 from pirl.envs.evaluation import versions
 from pirl.errors import ConfigError
 from pirl.files import write_file, writing
@@ -169,7 +168,7 @@ def _prepare(run: RunFiles, config: dict[str, Any], resume: bool, overwrite: boo
     command = shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
     if exists and resume:
         metadata = _read_metadata(run)
-        _refuse_other_config(run, _as_today(metadata["config"]), config)
+        _refuse_other_config(run, metadata["config"], config)
         entry = {"time": now, "step": reached, "command": command, "versions": versions()}
         return metadata | {"resumed": [*metadata["resumed"], entry], "config": config, "stopped": False}
     if exists and not overwrite:
@@ -250,14 +249,6 @@ def _read_metadata(run: RunFiles) -> dict[str, Any]:
 def _write_metadata(run: RunFiles, metadata: Mapping[str, Any]) -> None:
     # Lasting, as states are: without it nobody would know what they are of.
     write_file(run.metadata_file, json.dumps(metadata, indent=2, default=str) + "\n", fsync=True)
-
-
-def _as_today(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The configuration of a run that an earlier version began: what that did not know of is as it was, the default."""
-    try:
-        return to_plain(parse_config(json.dumps(config)))
-    except ConfigError:  # its fields are not of today; then they are compared as they are
-        return config
 
 
 def _refuse_other_config(run: RunFiles, old: Mapping[str, Any], new: Mapping[str, Any]) -> None:

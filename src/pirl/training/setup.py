@@ -76,7 +76,7 @@ def prepare_jax() -> None:
 
 @dataclass(frozen=True)
 class Setup:
-    """All that is learned from, and the layout over devices; the learner itself is made by `create_agent`."""
+    """Data, statistics and the mesh of a run; `create_agent` makes the learner."""
 
     config: RLTrainConfig
     policy_io: PolicyIO
@@ -123,13 +123,13 @@ class Setup:
 
     @property
     def share(self) -> slice:
-        """The places of a batch that this process fills."""
+        """The rows of a batch that this process provides."""
         size = self.config.batch_size // jax.process_count()
         return slice(jax.process_index() * size, (jax.process_index() + 1) * size)
 
     @property
     def here(self) -> "Setup":
-        """The same where this process computes by itself: on its own devices."""
+        """The same on the devices of this process alone."""
         return self if jax.process_count() == 1 else replace(self, mesh=make_host_mesh())
 
     def open_loader(self, state: Mapping[str, Any] | None) -> Loader:
@@ -149,7 +149,7 @@ class Setup:
         return jax.tree.map(partial(jax.make_array_from_process_local_data, sharding), batch)
 
     def batch_sharding(self, *, stacked: bool = False) -> NamedSharding | None:
-        """Batches are spread over all devices; stacked ones along their second axis. One device needs no telling."""
+        """Batches are spread over all devices, stacked ones along their second axis."""
         if self.mesh.size == 1:
             return None
         spec = PartitionSpec(("data", "fsdp"))
@@ -157,12 +157,12 @@ class Setup:
 
 
 def set_up(config: RLTrainConfig, *, resumed: RunFiles | None = None, progress: bool = True) -> Setup:
-    """Open and check the data, read or compute statistics, decode frames into the cache where they are not there yet.
+    """Open and check the data, read or compute statistics, decode frames that are not in the cache.
 
-    A run that is `resumed` has statistics of its own, in the policies that it has written.
+    A run that is `resumed` takes its statistics from the policies that it has written.
     """
     if config.checkpoint is not None and resumed is None:
-        # It is loaded later, when all this is done: that it does not fit should not come to light only then.
+        # Checked here, since it is loaded only after all this.
         start = open_checkpoint(find_policy(expand_home(config.checkpoint)))
         check_match(start, config.model, fresh_lora=True, to_learn=True)
     robot, model = load_robot(config.data.robot), config.model
@@ -245,43 +245,42 @@ def _check_value_range(agent: ACRLPDConfig, returns: tuple[float, float]) -> Non
 
 
 def data_identity(setup: Setup) -> dict[str, Any] | None:
-    """What tells a dataset, as it is used, from any other: for a run that goes on with it."""
+    """Digests of the data as they are used, by which a resumed run recognizes them."""
     data = setup.trajectories
     if data is None:
         return None
-    digest = hashlib.blake2b(digest_size=16)
+    content, prompts = hashlib.blake2b(digest_size=16), hashlib.blake2b(digest_size=16)
     for array in (data.states, data.actions, data.rewards, data.terminals, data.ends, data.success):
-        digest.update(np.ascontiguousarray(array).tobytes())
+        content.update(np.ascontiguousarray(array).tobytes())
     if data.human is not None:
-        digest.update(data.human.tobytes())
-    asked = hashlib.blake2b("\0".join(data.prompts).encode(), digest_size=16)
-    asked.update(np.ascontiguousarray(data.prompt_of_row).tobytes())
+        content.update(data.human.tobytes())
+    prompts.update("\0".join(data.prompts).encode())
+    prompts.update(np.ascontiguousarray(data.prompt_of_row).tobytes())
     return {
         "episodes": len(data.ends),
         "frames": len(data.rewards),
-        "content": digest.hexdigest(),
-        "prompts": asked.hexdigest(),
+        "content": content.hexdigest(),
+        "prompts": prompts.hexdigest(),
     }
 
 
 def refuse_other_data(name: str | None, before: dict[str, Any] | None, now: dict[str, Any] | None) -> None:
-    """Raise if the data are not those that a run began with, by their identities; earlier versions knew less of them."""
+    """Raise if the data, by their identities, are not those that a run began with."""
+    if before == now:
+        return
     advice = "or begin another run (--exp-name) from the policy of this one (--checkpoint)."
     if before is None or now is None:
-        if before is not now:
-            had, has = ("a", "none") if now is None else ("no", f"{name}")
-            raise DataError(f"this run began with {had} dataset, and has {has} now: leave it as it was, {advice}")
-        return
-    if any(before.get(what, now[what]) != now[what] for what in now):
-        raise DataError(
-            f"{name} is not the dataset that this run began with: it had {before['episodes']} "
-            f"episodes ({before['frames']} frames) then, and has {now['episodes']} ({now['frames']}) now, or other "
-            f"values, rewards, labels or prompts. Put it back, {advice}"
-        )
+        had, has = ("a", "none") if now is None else ("no", f"{name}")
+        raise DataError(f"this run began with {had} dataset, and has {has} now: leave it as it was, {advice}")
+    raise DataError(
+        f"{name} is not the dataset that this run began with: it had {before['episodes']} "
+        f"episodes ({before['frames']} frames) then, and has {now['episodes']} ({now['frames']}) now, or other "
+        f"values, rewards, labels or prompts. Put it back, {advice}"
+    )
 
 
 def describe_policy(setup: Setup, agent: Agent) -> dict[str, Any]:
-    """What is written beside a policy, for whoever uses it."""
+    """The metadata of an exported policy."""
     config = setup.config
     about: dict[str, Any] = {
         "config": to_plain(config),
@@ -316,7 +315,7 @@ def check_env(setup: Setup, pool: EnvPool) -> None:
 
 
 def create_learner(config: RLTrainConfig, action_dim: int | None, policy: Pi0, rng: jax.Array) -> Agent:
-    """The learner of a configuration at its beginning; the robot has so many dimensions of the policy's actions."""
+    """The learner of a configuration; `action_dim` of the policy's action dimensions are the robot's."""
     if isinstance(config.agent, ACRLPDConfig):
         return ACRLPDAgent.create(config.agent, policy, rng, real_action_dim=action_dim)
     if isinstance(config.agent, RIPTConfig):
@@ -325,9 +324,9 @@ def create_learner(config: RLTrainConfig, action_dim: int | None, policy: Pi0, r
 
 
 def create_agent(setup: Setup) -> Agent:
-    """The learner at its beginning, made where it will stay: no device ever holds more than its part."""
+    """The learner, created on its final sharding: no device ever holds more than its part."""
     config, key = setup.config, jax.random.key(setup.config.seed)
-    # Told where to lie also on a single device, as a restored one is: else a resumed run would compile everything anew.
+    # With a sharding also on a single device, as a restored one has: else a resumed run would compile everything anew.
     one = jax.sharding.SingleDeviceSharding(jax.devices()[0])
     places: dict[str, Any] = {"out_shardings": one if setup.mesh.size == 1 else agent_sharding(setup)}
     create = partial(create_learner, config, setup.action_dim)
@@ -343,7 +342,7 @@ def create_agent(setup: Setup) -> Agent:
 
 
 def agent_shapes(setup: Setup) -> Agent:
-    """The learner with shapes in the place of arrays, each with its layout: what a checkpoint is restored into."""
+    """The learner as shapes with shardings: what a checkpoint is restored into."""
     shapes = _shapes(setup)
     if setup.mesh.size == 1:
         return shapes
@@ -353,7 +352,7 @@ def agent_shapes(setup: Setup) -> Agent:
 
 
 def agent_sharding(setup: Setup) -> Any:
-    """Where each array of the learner lies."""
+    """The sharding of each array of the learner."""
     rule = ParameterSharding(setup.mesh)
     return jax.tree_util.tree_map_with_path(
         lambda path, leaf: rule(jax.tree_util.keystr(path, simple=True, separator="/"), leaf), _shapes(setup)
@@ -437,8 +436,7 @@ def compile_updates(setup: Setup) -> tuple[Any, Any, Any]:
     def validate(agent: Agent, batch: ChunkBatch, rng: jax.Array) -> Metrics:
         return agent.validate(batch, rng)
 
-    # The learner stays where it lies: laid out otherwise, the next update would have to be compiled again.
-    # What is measured is everywhere, so that every host sees it.
+    # The learner keeps its sharding, or the next update would be compiled again; metrics are on every host.
     places: dict[str, Any] = {}
     measured: dict[str, Any] = {}
     if setup.mesh.size > 1:

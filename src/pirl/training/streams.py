@@ -1,11 +1,12 @@
 """What a run learns from next: batches of the dataset, of its own episodes mixed with it, or of one after the other."""
 
+import abc
 import dataclasses
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import jax
 import numpy as np
@@ -56,50 +57,45 @@ class CollectResult:
     lines: Sequence[str] = ()
 
 
-@runtime_checkable
-class Stream(Protocol):
+class Stream(abc.ABC):
     """Gives the loop its batches; an online one rolls out first. Its state goes into checkpoints."""
 
     @property
+    @abc.abstractmethod
     def done(self) -> bool:
         """Whether there is nothing more to learn from."""
-        ...
 
     @property
+    @abc.abstractmethod
     def progress(self) -> int:
         """Updates so far, or iterations that have ended: what intervals are counted in."""
-        ...
 
     @property
     def is_within_iteration(self) -> bool:
         """Whether updates remain of rollouts that belong to the present policy."""
-        ...
+        return False
 
+    @abc.abstractmethod
     def next(self, state: TrainState) -> Batch | None:
         """The next batch; None if rollouts gave nothing to learn from. Raises `Interrupted` if stopped meanwhile."""
-        ...
 
-    def after_update(self, state: TrainState, info: Metrics) -> None:
+    def after_update(self, state: TrainState, info: Metrics) -> None:  # noqa: B027
         """Called after each update."""
-        ...
 
+    @abc.abstractmethod
     def state(self) -> dict[str, Any]:
         """For a checkpoint."""
-        ...
 
+    @abc.abstractmethod
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Go on from a saved state."""
-        ...
 
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027
         """Release threads and files."""
-        ...
 
 
-class OfflineStream:
+class OfflineStream(Stream):
     """Batches of the dataset, prepared in the background: `steps` of them."""
-
-    is_within_iteration = False
 
     def __init__(self, setup: Setup, log: RunLog) -> None:
         self._setup, self._log = setup, log
@@ -114,26 +110,20 @@ class OfflineStream:
 
     @property
     def progress(self) -> int:
-        """Batches so far."""
         return self._drawn
 
     def next(self, state: TrainState) -> Batch:
-        """The next batch."""
         with self._log.activity("data"):
             if self._loader is None:
                 self._loader = self._setup.open_loader(self._sampler)
             self._drawn += 1
             return Batch(next(self._loader))
 
-    def after_update(self, state: TrainState, info: Metrics) -> None:
-        """Nothing."""
-
     def state(self) -> dict[str, Any]:
         """Where the sampler is."""
         return {"drawn": self._drawn, "sampler": self._sampler if self._loader is None else self._loader.state()}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Go on from a saved state."""
         self.close()
         self._drawn, self._sampler = state["drawn"], state["sampler"]
 
@@ -145,14 +135,12 @@ class OfflineStream:
             self._loader = None
 
 
-class OnlineStream:
+class OnlineStream(Stream):
     """Rounds of whole episodes go into a replay buffer; batches mix it with prior data.
 
     Every environment step makes `utd_ratio` updates due, made `updates_per_scan` at a time. Between rounds no episode is
     under way, so that it can be saved.
     """
-
-    is_within_iteration = False
 
     def __init__(
         self,
@@ -181,7 +169,6 @@ class OnlineStream:
 
     @property
     def progress(self) -> int:
-        """Updates so far."""
         return self._counts["updates"]
 
     def next(self, state: TrainState) -> Batch | None:
@@ -230,9 +217,6 @@ class OnlineStream:
             metrics["online/length"] = float(np.mean([len(rollout) for rollout in finished]))
         return CollectResult(metrics)
 
-    def after_update(self, state: TrainState, info: Metrics) -> None:
-        """Nothing."""
-
     def state(self) -> dict[str, Any]:
         """The counts, and which episodes the replay buffer holds."""
         return {"counts": dict(self._counts), "replay": self._replay.state()}
@@ -250,26 +234,19 @@ class OnlineStream:
         """Go on from a saved state: episodes that came later are forgotten."""
         main_process_first(lambda: self.take_over(state))
 
-    def close(self) -> None:
-        """Nothing: episodes are written as they come."""
 
-
-class Chain:
+class Chain(Stream):
     """One stream after the other: offline, then online."""
 
-    is_within_iteration = False
-
-    def __init__(self, streams: Sequence[OfflineStream | OnlineStream]) -> None:
+    def __init__(self, streams: Sequence[Stream]) -> None:
         self._streams = streams
 
     @property
     def done(self) -> bool:
-        """Whether all are."""
         return all(stream.done for stream in self._streams)
 
     @property
     def progress(self) -> int:
-        """Updates so far."""
         return sum(stream.progress for stream in self._streams)
 
     def next(self, state: TrainState) -> Batch | None:
@@ -280,11 +257,7 @@ class Chain:
             stream.close()
         raise StopIteration
 
-    def after_update(self, state: TrainState, info: Metrics) -> None:
-        """Nothing."""
-
     def state(self) -> dict[str, Any]:
-        """Those of all streams."""
         return {type(stream).__name__: stream.state() for stream in self._streams}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
@@ -294,7 +267,6 @@ class Chain:
                 stream.load_state(saved)
 
     def close(self) -> None:
-        """Close all."""
         for stream in self._streams:
             stream.close()
 
@@ -304,7 +276,7 @@ def make_chain(
 ) -> Chain:
     """The dataset, then the learner's own episodes if there is a replay buffer for them."""
     config, prior = setup.config, setup.config.online.prior_ratio
-    streams: list[OfflineStream | OnlineStream] = [OfflineStream(setup, log)]
+    streams: list[Stream] = [OfflineStream(setup, log)]
     if replay is not None:
         # In another order than offline, so that it does not begin with the same chunks again.
         sources: list[Any] = [setup.source(config.seed + 1)] if prior > 0 else []

@@ -197,11 +197,8 @@ def test_the_command_prints_and_writes_it(run, tmp_path, capsys, monkeypatch):
     ("arguments", "said"),
     [
         (("--step", 15), "has no state of step 15; it has 10, 20"),
-        (("--depth", 0), "--depth 0 shows nothing"),
         (("--devices", 8, "--fsdp", 3), "--fsdp 3 does not divide --devices 8"),
         (("--of", "actor/parms"), "Did you mean actor/params?"),
-        (("--against", "critic"), "needs --of"),
-        (("--other-step", 20, "--devices", 8), "apply to the inspection of one state"),
     ],
 )
 def test_what_cannot_be_shown_is_refused_in_a_line(run, arguments, said, capsys):
@@ -209,14 +206,6 @@ def test_what_cannot_be_shown_is_refused_in_a_line(run, arguments, said, capsys)
     error = capsys.readouterr().err
     assert said in error
     assert error.count("\n") == 1
-
-
-def test_of_a_directory_of_runs_one_has_to_be_named(tmp_path, capsys):
-    for name in ("b", "a"):
-        (tmp_path / "runs" / name / "checkpoints" / "policy").mkdir(parents=True)
-    assert inspect(tmp_path / "runs") == 2
-    runs = tmp_path / "runs"
-    assert f"{runs} holds runs; name one of them: {runs}/a, {runs}/b." in capsys.readouterr().err
 
 
 def test_directories_without_a_state_are_refused_in_a_line(run, tmp_path, capsys):
