@@ -50,8 +50,7 @@ def mlp(params: dict[str, np.ndarray], config: CriticConfig, name: str, view: np
     if chunk is not None:
         x = x + chunk @ params[f"{name}/actions/kernel"]
     for number in range(len(config.hidden_dims)):
-        if config.layer_norm:
-            x = normalize(x) * params[f"{name}/norms/{number}/scale"] + params[f"{name}/norms/{number}/bias"]
+        x = normalize(x) * params[f"{name}/norms/{number}/scale"] + params[f"{name}/norms/{number}/bias"]
         last = number == len(config.hidden_dims) - 1
         x = linear(params, f"{name}/out" if last else f"{name}/hidden/{number}", gelu(x))
     return x

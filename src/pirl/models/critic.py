@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from einops import rearrange
 from flax import nnx
 from jaxtyping import Float, Key, PRNGKeyArray
 
@@ -29,9 +30,7 @@ class CriticConfig:
     num_critics: int = 2
     """Critics in the ensemble."""
     hidden_dims: tuple[int, ...] = (512, 512, 512, 512)
-    """Widths of the hidden layers."""
-    layer_norm: bool = True
-    """Apply LayerNorm to each hidden layer before its activation."""
+    """Widths of the hidden layers, each with LayerNorm before its activation."""
     dropout: float = 0.0
     """Dropout rate of the hidden layers in training."""
     num_queries: int = 4
@@ -121,17 +120,16 @@ class Readout(nnx.Module):
         self.out = nnx.Linear(width, width, rngs=rngs)
 
     def __call__(self, prefix: Prefix) -> Float[Array, "b d"]:
-        batch, tokens = prefix.mask.shape
         cached = jnp.concatenate([prefix.cache.keys, prefix.cache.values], axis=-1)
-        cached = jnp.moveaxis(cached, 0, 2).reshape(batch, tokens, -1)  # layers b s heads dim
-        keys, values = jnp.split(self.key_value(_normalize(cached.astype(jnp.float32))), 2, axis=-1)
-        queries = self.queries[...] + self.state(prefix.state).reshape(batch, *self.queries[...].shape)
+        cached = rearrange(cached, "layers b s heads dim -> b s (layers heads dim)").astype(jnp.float32)
+        keys, values = jnp.split(self.key_value(_normalize(cached)), 2, axis=-1)
+        queries = self.queries[...] + rearrange(self.state(prefix.state), "b (n d) -> b n d", n=len(self.queries[...]))
         queries, keys, values = (
-            x.reshape(batch, -1, self.heads, x.shape[-1] // self.heads) for x in (queries, keys, values)
+            rearrange(x, "b n (heads dim) -> b n heads dim", heads=self.heads) for x in (queries, keys, values)
         )
         read = jax.nn.dot_product_attention(queries, keys, values, mask=prefix.mask[:, None, None])
-        read = read.reshape(batch, self.queries[...].shape[0], -1)
-        return _normalize(read + self.out(jax.nn.gelu(read))).reshape(batch, -1)
+        read = rearrange(read, "b n heads dim -> b n (heads dim)")
+        return rearrange(_normalize(read + self.out(jax.nn.gelu(read))), "b n d -> b (n d)")
 
 
 class MLP(nnx.Module):
@@ -144,7 +142,7 @@ class MLP(nnx.Module):
         self.view = nnx.Linear(view_dim, first, rngs=rngs)
         self.actions = nnx.Linear(action_dim, first, use_bias=False, rngs=rngs) if action_dim else None
         self.hidden = nnx.List([nnx.Linear(a, b, rngs=rngs) for a, b in itertools.pairwise(config.hidden_dims)])
-        self.norms = nnx.List([nnx.LayerNorm(width, rngs=rngs) for width in config.hidden_dims if config.layer_norm])
+        self.norms = nnx.List([nnx.LayerNorm(width, rngs=rngs) for width in config.hidden_dims])
         self.out = nnx.Linear(config.hidden_dims[-1], config.outputs, rngs=rngs)
 
     def __call__(
@@ -158,7 +156,7 @@ class MLP(nnx.Module):
         if self.actions is not None and actions is not None:
             x = x + self.actions(actions)
         for number, layer in enumerate((*self.hidden, self.out)):
-            x = jax.nn.gelu(self.norms[number](x) if self.norms else x)
+            x = jax.nn.gelu(self.norms[number](x))
             if dropout_keys is not None and self.dropout:
                 x = jax.vmap(functools.partial(self._drop, number))(dropout_keys, x)
             x = layer(x)

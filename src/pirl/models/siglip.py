@@ -4,6 +4,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from einops import rearrange
 from flax import nnx
 from jax.nn import initializers
 from jaxtyping import Float
@@ -44,23 +45,34 @@ class Mlp(nnx.Module):
         return self.Dense_1(jax.nn.gelu(self.Dense_0(x)))
 
 
-def layer_norm(width: int, options: Options) -> nnx.LayerNorm:
-    """Computed in float32. Its parameters are constants: no key of the model is used up for them."""
-    return nnx.LayerNorm(width, dtype=jnp.float32, param_dtype=options["param_dtype"], rngs=nnx.Rngs(0))
+class LayerNorm(nnx.Module):
+    """Layer norm with float32 statistics, whatever the dtype of its input."""
+
+    def __init__(self, width: int, *, param_dtype: jnp.dtype):
+        self.scale = nnx.Param(jnp.ones((width,), param_dtype))
+        self.bias = nnx.Param(jnp.zeros((width,), param_dtype))
+
+    def __call__(self, x: Float[Array, "b t w"]) -> Float[Array, "b t w"]:
+        x32 = x.astype(jnp.float32)
+        mean = jnp.mean(x32, axis=-1, keepdims=True)
+        # The one-pass form of the variance, which SigLIP was trained with.
+        variance = jnp.maximum(0.0, jnp.mean(jnp.square(x32), axis=-1, keepdims=True) - jnp.square(mean))
+        scale = jax.lax.rsqrt(variance + 1e-6) * self.scale[...]
+        return ((x32 - mean) * scale + self.bias[...]).astype(x.dtype)
 
 
 class EncoderBlock(nnx.Module):
     """One pre-norm layer. The attribute names are those of the released checkpoints."""
 
     def __init__(self, config: VisionConfig, options: Options):
-        self.LayerNorm_0 = layer_norm(config.width, options)
+        self.LayerNorm_0 = LayerNorm(config.width, param_dtype=options["param_dtype"])
         self.MultiHeadDotProductAttention_0 = SelfAttention(config, options)
-        self.LayerNorm_1 = layer_norm(config.width, options)
+        self.LayerNorm_1 = LayerNorm(config.width, param_dtype=options["param_dtype"])
         self.MlpBlock_0 = Mlp(config, options)
 
     def __call__(self, x: Float[Array, "b t w"]) -> Float[Array, "b t w"]:
-        x = x + self.MultiHeadDotProductAttention_0(self.LayerNorm_0(x).astype(x.dtype))
-        return x + self.MlpBlock_0(self.LayerNorm_1(x).astype(x.dtype))
+        x = x + self.MultiHeadDotProductAttention_0(self.LayerNorm_0(x))
+        return x + self.MlpBlock_0(self.LayerNorm_1(x))
 
 
 class Encoder(nnx.Module):
@@ -72,11 +84,11 @@ class Encoder(nnx.Module):
 
         self.remat = remat
         self.encoderblock = jax.lax.map(make_block, jax.random.split(options["rngs"].params(), config.depth))
-        self.encoder_norm = layer_norm(config.width, options)
+        self.encoder_norm = LayerNorm(config.width, param_dtype=options["param_dtype"])
 
     def __call__(self, x: Float[Array, "b t w"]) -> Float[Array, "b t w"]:
         x, _ = scan_layers(lambda x, block: (block(x), None), x, self.encoderblock, self.remat)
-        return self.encoder_norm(x).astype(x.dtype)
+        return self.encoder_norm(x)
 
 
 class PatchEmbedding(nnx.Module):
@@ -89,15 +101,13 @@ class PatchEmbedding(nnx.Module):
 
     def __call__(self, images: Float[Array, "b h w 3"]) -> Float[Array, "b t width"]:
         """Patches in row-major order, in float32."""
-        patch_height, patch_width, channels, width = self.kernel.shape
-        batch, height, image_width, _ = images.shape
-        rows, columns = height // patch_height, image_width // patch_width
+        p, q, _, width = self.kernel.shape
+        rows, columns = images.shape[1] // p, images.shape[2] // q
         # As a matrix product, since XLA's CPU convolutions (their gradients above all) are many times slower.
-        patches = images[:, : rows * patch_height, : columns * patch_width]
-        patches = patches.reshape(batch, rows, patch_height, columns, patch_width, channels)
-        patches = patches.transpose(0, 1, 3, 2, 4, 5).reshape(batch, rows * columns, -1)
+        patches = images[:, : rows * p, : columns * q]
+        patches = rearrange(patches, "b (h p) (w q) c -> b (h w) (p q c)", p=p, q=q).astype(jnp.float32)
         kernel = self.kernel[...].astype(jnp.float32).reshape(-1, width)
-        return jnp.dot(patches.astype(jnp.float32), kernel) + self.bias[...].astype(jnp.float32)
+        return jnp.dot(patches, kernel) + self.bias[...].astype(jnp.float32)
 
 
 class VisionTower(nnx.Module):
