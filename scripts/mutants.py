@@ -66,6 +66,12 @@ MUTANTS = (
     ),
     Mutant(
         "agents/acrlpd.py",
+        "jnp.maximum(target, returns)",
+        "jnp.where(returns > -jnp.inf, returns, target)",
+        "agents/test_acrlpd.py::test_the_target_is_at_least_the_return_where_that_is_known",
+    ),
+    Mutant(
+        "agents/acrlpd.py",
         "values = self._values(self.critic.target_params, enc.next_prefix",
         "values = self._values(self.critic.params, enc.next_prefix",
         "agents/test_acrlpd.py::test_the_online_critics_choose_and_the_target_critics_value",

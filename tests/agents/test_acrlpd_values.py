@@ -1,5 +1,6 @@
 """Problems whose answers are known: a corridor, a ring solved by a table, and a bandit."""
 
+import dataclasses
 import itertools
 from typing import Any
 
@@ -7,13 +8,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from learners import REAL, SPEECHLESS, STEPS, WIDTH, H, LinearPolicy, linear_policies, linear_policy, steady
+from flax import nnx
+from learners import MODEL, REAL, SPEECHLESS, STEPS, WIDTH, H, LinearPolicy, linear_policies, linear_policy, steady
 
+from builders import random_parameters
+from pirl.agents import common
 from pirl.agents.acrlpd import ACRLPDAgent
 from pirl.agents.config import ACRLPDConfig, TemperatureConfig
 from pirl.data.chunks import ChunkBatch, ChunkShape, Trajectories, gather_chunks
 from pirl.data.policy_io import PolicyIO
-from pirl.models import Observation
+from pirl.models import Observation, Pi0, set_parameters
 from pirl.models.critic import CriticConfig
 from trajectories import ROBOT
 
@@ -30,10 +34,23 @@ STATES = np.random.default_rng(4).normal(size=(PLACES, 3)).astype(np.float32)
 class Proposer(LinearPolicy):
     """A policy that always proposes the same chunks, so that the best of N is the best of all."""
 
-    def sample(
-        self, prefix: Any, rng: Any = None, n: int = 1, num_steps: int = 10, *, noise: Any = None, shift: Any = None
-    ) -> Any:
-        return jnp.broadcast_to(CHUNKS, (prefix.mask.shape[0], *CHUNKS.shape))
+    proposals = CHUNKS
+
+    def sample(self, prefix: Any, **options: Any) -> Any:
+        return jnp.broadcast_to(self.proposals, (prefix.mask.shape[0], *self.proposals.shape))
+
+
+class LeftProposer(Proposer):
+    """It never proposes the chunks that reach the end."""
+
+    proposals = CHUNKS[:1]
+
+
+class PromptedProposer(Pi0):
+    """π₀'s own transformer, of which critics read the keys and values, and the same proposals."""
+
+    sample = Proposer.sample
+    proposals = CHUNKS
 
 
 @jax.jit
@@ -71,11 +88,25 @@ def wander(step: Any, rows: int = 160, seed: int = 0) -> Trajectories:
     )
 
 
-def fitted_values(data: Trajectories) -> np.ndarray:
-    """Q-iteration on a table over (place, chunk), as in the paper, from the same rows. [places, chunks]"""
+def places_of(data: Trajectories) -> list[int]:
     place_of = {state.tobytes(): place for place, state in enumerate(STATES)}
-    places = [place_of[state.tobytes()] for state in data.states]
-    samples = []
+    return [place_of[state.tobytes()] for state in data.states]
+
+
+def returns_of(data: Trajectories) -> np.ndarray:
+    """Discounted rewards until the end of each row's episode; −∞ where that was a time-out."""
+    returns = np.full(len(data.rewards), -np.inf, np.float32)
+    for start, end in zip(data.starts, data.ends, strict=True):
+        if data.terminals[end - 1]:
+            for t in range(start, end):
+                returns[t] = sum(DISCOUNT ** (k - t) * data.rewards[k] for k in range(t, end))
+    return returns
+
+
+def fitted_values(data: Trajectories, proposals: int = len(MOVES), bound: np.ndarray | None = None) -> np.ndarray:
+    """Q-iteration on a table over (place, chunk), as in the paper, from the same rows. [places, chunks]"""
+    places, samples = places_of(data), []
+    bound = np.full(len(data.rewards), -np.inf) if bound is None else bound
     for start, end in zip(data.starts, data.ends, strict=True):
         for t in range(start, end):
             length = min(H, end - t)
@@ -86,37 +117,44 @@ def fitted_values(data: Trajectories) -> np.ndarray:
             moves = [int(data.actions[min(t + k, end - 1), 0]) for k in range(H)]
             if moves not in MOVES.tolist():
                 continue
-            samples.append((places[t], MOVES.tolist().index(moves), reward, None if ended else places[t + H]))
+            samples.append((places[t], MOVES.tolist().index(moves), reward, None if ended else places[t + H], bound[t]))
     table = np.zeros((PLACES, len(MOVES)))
     for _ in range(200):
         targets: dict[tuple[int, int], list[float]] = {}
-        for place, chunk, reward, later in samples:
-            value = reward + (0 if later is None else DISCOUNT**H * table[later].max())
-            targets.setdefault((place, chunk), []).append(value)
+        for place, chunk, reward, later, least in samples:
+            value = reward + (0 if later is None else DISCOUNT**H * table[later, :proposals].max())
+            targets.setdefault((place, chunk), []).append(max(value, least))
         for key, values in targets.items():
             table[key] = np.mean(values)
     assert len(targets) == table.size
     return table
 
 
-def learned_values(data: Trajectories) -> np.ndarray:
+CONFIG = ACRLPDConfig(
+    horizon_length=H,
+    discount=DISCOUNT,
+    num_action_samples=len(CHUNKS),
+    actor_mode="bc",
+    critic=CriticConfig(num_critics=2, hidden_dims=(32, 32)),
+    critic_optimizer=steady(3e-3, b2=0.999, clip_norm=10.0),
+    target_update_rate=0.05,
+    critic_ema_decay=0.9,
+    augment=False,
+)
+
+
+def batch_of(data: Trajectories) -> ChunkBatch:
+    """A sample from every row, which also tells the returns."""
+    rows, io = np.arange(len(data.rewards)), PolicyIO(ROBOT, SPEECHLESS, None, None)
+    return gather_chunks(data, rows, ChunkShape(H, STEPS, discount=DISCOUNT), io)
+
+
+def learned_values(data: Trajectories, policy: type[Proposer] = Proposer, mc_lower_bound: bool = False) -> np.ndarray:
     """The critics' values of every chunk in every place, after learning from the same rows. [places, chunks]"""
-    config = ACRLPDConfig(
-        horizon_length=H,
-        discount=DISCOUNT,
-        num_action_samples=len(CHUNKS),
-        actor_mode="bc",
-        critic=CriticConfig(num_critics=2, hidden_dims=(32, 32)),
-        critic_optimizer=steady(3e-3, b2=0.999, clip_norm=10.0),
-        target_update_rate=0.05,
-        critic_ema_decay=0.9,
-        augment=False,
-    )
-    rows = np.arange(len(data.rewards))
-    batch = gather_chunks(data, rows, ChunkShape(H, STEPS), PolicyIO(ROBOT, SPEECHLESS, None, None))
-    with linear_policies(Proposer):
-        agent = ACRLPDAgent.create(config, linear_policy(kind=Proposer), jax.random.key(0), real_action_dim=REAL)
-        agent = learn(agent, batch, jax.random.split(jax.random.key(1), 1500))
+    config = dataclasses.replace(CONFIG, mc_lower_bound=mc_lower_bound)
+    with linear_policies(policy):
+        agent = ACRLPDAgent.create(config, linear_policy(kind=policy), jax.random.key(0), real_action_dim=REAL)
+        agent = learn(agent, batch_of(data), jax.random.split(jax.random.key(1), 1500))
         seen = Observation({}, {}, np.repeat(STATES[:PLACES], len(CHUNKS), axis=0))
         return np.asarray(agent.value(seen, np.tile(CHUNKS, (PLACES, 1, 1)))).mean(axis=0).reshape(PLACES, -1)
 
@@ -127,8 +165,8 @@ def corridor(place: int, move: int) -> tuple[int, float, bool]:
     return place, float(place == PLACES), place == PLACES
 
 
-def test_critics_find_the_values_of_chunks_in_a_corridor():
-    """In closed form: 0.9 for every step but the last on the way that the chunk leaves open."""
+def corridor_values() -> np.ndarray:
+    """In closed form: 0.9 for every step but the last on the way that the chunk leaves open. [places, chunks]"""
     expected = np.zeros((PLACES, len(MOVES)))
     for place, (number, chunk) in itertools.product(range(PLACES), enumerate(MOVES)):
         now, steps = place, 0
@@ -136,9 +174,66 @@ def test_critics_find_the_values_of_chunks_in_a_corridor():
             if now < PLACES:
                 now, steps = max(0, now + move), steps + 1
         expected[place, number] = DISCOUNT ** (steps + PLACES - now - 1)
-    data = wander(corridor)
+    return expected
+
+
+def test_critics_find_the_values_of_chunks_in_a_corridor():
+    data, expected = wander(corridor), corridor_values()
     np.testing.assert_allclose(fitted_values(data), expected, atol=1e-6)
     np.testing.assert_allclose(learned_values(data), expected, atol=0.03)
+
+
+def test_returns_of_worse_behavior_do_not_change_the_values_of_the_best():
+    """Random walks reach the end late: their returns lie below the optimum, where the targets already are."""
+    data = wander(corridor)
+    assert np.isfinite(returns_of(data)).any()
+    np.testing.assert_allclose(learned_values(data, mc_lower_bound=True), corridor_values(), atol=0.03)
+
+
+def test_returns_raise_values_that_the_policy_alone_would_not_reach_and_no_further():
+    """Of a policy that only goes left, critics expect nothing; the data shows what can be reached."""
+    data = wander(corridor)
+    bound = returns_of(data)
+    without, raised = fitted_values(data, proposals=1), fitted_values(data, proposals=1, bound=bound)
+    assert np.all(raised <= corridor_values() + 1e-6)
+    assert np.max(raised - without) > 0.3
+    np.testing.assert_allclose(learned_values(data, LeftProposer), without, atol=0.05)
+    np.testing.assert_allclose(learned_values(data, LeftProposer, mc_lower_bound=True), raised, atol=0.05)
+
+
+def test_critics_read_where_they_are_from_the_transformer_s_keys_and_values():
+    """The corridor again, with the place in the prompt only: the state is zero everywhere."""
+    data = wander(corridor)
+    places, batch = np.array(places_of(data)), batch_of(data)
+    place_of = {state.tobytes(): place for place, state in enumerate(STATES)}
+    later = np.array([place_of[state.tobytes()] for state in np.asarray(batch.next_observations.state)])
+
+    def prompted(at: np.ndarray) -> Observation:
+        tokens = np.stack([at + 1, np.full_like(at, 20)], axis=1).astype(np.int32)
+        return Observation({}, {}, np.zeros((len(at), WIDTH), np.float32), tokens, np.ones_like(tokens, bool))
+
+    batch = dataclasses.replace(batch, observations=prompted(places), next_observations=prompted(later))
+    policy = set_parameters(nnx.eval_shape(lambda: PromptedProposer(MODEL, nnx.Rngs(0))), random_parameters(MODEL))
+
+    @jax.jit
+    def learn_critics(agent: ACRLPDAgent, batch: ChunkBatch) -> Any:
+        """The policy stands still, so that its prefix is encoded once."""
+        enc = agent.encode(batch, jax.random.key(1))
+
+        def step(critic: Any, _: None) -> Any:
+            learner = dataclasses.replace(agent, critic=critic)
+            grads = jax.grad(lambda params: learner.critic_loss(enc, params)[0])(critic.params)
+            return critic.apply_gradients(grads)[0], None
+
+        return jax.lax.scan(step, agent.critic, length=1500)[0]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(common, "_abstract_policy", lambda config: nnx.eval_shape(lambda: policy))
+        agent = ACRLPDAgent.create(CONFIG, policy, jax.random.key(0), real_action_dim=REAL)
+        agent = dataclasses.replace(agent, critic=learn_critics(agent, batch))
+        seen = prompted(np.repeat(np.arange(PLACES), len(CHUNKS)))
+        values = np.asarray(agent.value(seen, np.tile(CHUNKS, (PLACES, 1, 1)))).mean(axis=0).reshape(PLACES, -1)
+    np.testing.assert_allclose(values, corridor_values(), atol=0.05)
 
 
 def test_critics_choose_as_a_table_does():

@@ -127,7 +127,7 @@ class ACRLPDAgent:
     # --- losses: `enc` is an encoded batch ------------------------------------------------------------------------
 
     def target(self, enc: Encoded) -> Float[Array, " b"]:
-        """Discounted rewards of the chunk plus the discounted value after it."""
+        """Discounted rewards of the chunk plus the discounted value after it, at least the return of the data."""
         config, batch = self.config, enc.batch
         discounts = config.discount ** jnp.arange(config.horizon_length, dtype=jnp.float32)
         rewards = jnp.sum(discounts * batch.rewards, axis=1)
@@ -137,7 +137,9 @@ class ACRLPDAgent:
             chunks = self._sample(enc.policy, enc.next_prefix, enc.inputs.next_noise)
             best = self._best(self.critic.params, enc.next_prefix, chunks, enc.pair)
             values = self._values(self.critic.target_params, enc.next_prefix, best[:, None], enc.pair)[:, 0]
-        return rewards + jnp.where(batch.next_terminal, 0.0, config.discount**config.horizon_length * values)
+        target = rewards + jnp.where(batch.next_terminal, 0.0, config.discount**config.horizon_length * values)
+        returns = batch.returns if config.mc_lower_bound else None  # −∞ where not known
+        return target if returns is None else jnp.maximum(target, returns)
 
     def critic_loss(self, enc: Encoded, params: CriticParameters) -> Loss:
         """Regression of every critic on the target, over usable chunks; with expectile also that of V on the target Q."""
@@ -306,9 +308,8 @@ class ACRLPDAgent:
         if "bc/loss" not in metrics:
             metrics |= self.bc_loss(enc)[1]
         samples = self._sample(enc.policy, enc.prefix, enc.inputs.noise)
-        metrics["actor/action_mse"] = common.masked_mse(
-            samples[:, 0] - batch.actions, batch.valid, self.real_action_dim
-        )
+        distance = samples[:, 0] - batch.actions
+        metrics["actor/action_mse"] = common.masked_mse(distance, batch.valid, self.real_action_dim)
         if "critic/sample_spread" not in metrics:
             values = self._values(self.critic.params, enc.critic_prefix, samples, enc.pair)
             metrics["critic/sample_spread"] = jnp.mean(jnp.std(values, axis=1))

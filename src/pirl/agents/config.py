@@ -120,6 +120,9 @@ class ACRLPDConfig:
     target: Literal["best_of_n", "expectile"] = "best_of_n"
     """What critics expect after a chunk: the value of the best of N sampled chunks, or an upper expectile over the chunks
     in the data, which needs no samples and never asks about chunks that nobody has tried."""
+    mc_lower_bound: bool = False
+    """Raise what critics expect to the discounted Monte-Carlo return of the data where that is known. It speeds up the
+    start; where outcomes are chance, it makes critics optimistic."""
     expectile: float = 0.8
     """The expectile: 0.5 is the mean over the data, 1 the best in it."""
     actor_mode: Literal["awr", "distill", "condition", "bc"] = "awr"
