@@ -8,11 +8,8 @@ import numpy as np
 import pytest
 from learners import CRITIC, KEY, SPEECHLESS, H, LinearPolicy, acrlpd, linear_policies, make_batch, steady, update
 
-from builders import MICRO, random_actions, random_model, random_observation
-from pirl.agents import common
 from pirl.agents.acrlpd import ACRLPDAgent
-from pirl.agents.bc import BCAgent
-from pirl.agents.config import ACRLPDConfig, BCConfig, OptimizerConfig, TemperatureConfig
+from pirl.agents.config import OptimizerConfig, TemperatureConfig
 from pirl.data.chunks import ChunkBatch, ChunkShape, gather_chunks
 from pirl.data.policy_io import PolicyIO
 from trajectories import ROBOT, build
@@ -235,42 +232,3 @@ def test_the_step_encodes_each_observation_once():
 def one_by_one(learner: ACRLPDAgent, batch: ChunkBatch, rng: Any) -> Any:
     losses = (learner.compute_critic_loss, learner.compute_actor_loss, learner.compute_bc_loss)
     return sum(compute(batch, rng)[0] for compute in losses)
-
-
-@pytest.mark.slow
-def test_the_cost_of_an_update_is_that_of_cloning_and_one_more_encoding():
-    """Floating-point operations of the real networks, with an encoder that dwarfs the rest."""
-    expert = dataclasses.replace(MICRO.language, mlp_dim=4000)
-    model = dataclasses.replace(MICRO, language=expert, remat="none")
-    small = {"horizon_length": H, "num_action_samples": 1, "denoising_steps": 1, "critic": CRITIC, "augment": False}
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(common, "_abstract_policy", common.abstract_model)
-        policy = random_model(model)
-        batch = dataclasses.replace(
-            make_batch(2),
-            observations=random_observation(model),
-            next_observations=random_observation(model),
-            actions=np.asarray(random_actions(model, 2)),
-        )
-        learner = ACRLPDAgent.create(ACRLPDConfig(**small, bc_loss_weight=0.5), policy, KEY)
-        cloner = BCAgent.create(BCConfig(augment=False), policy)
-        once = operations(lambda: learner.update(batch, KEY))
-        cloning = operations(lambda: cloner.update(batch, KEY))
-        encoding = operations(lambda: policy.encode(batch.observations))
-        naive = operations(lambda: jax.value_and_grad(lambda p: naive_loss(learner, batch, p))(learner.actor.params))
-    assert encoding > cloning / 4
-    assert 0.95 < (once - cloning) / encoding < 1.25
-    assert (naive - cloning) / encoding > 3
-
-
-def operations(compute: Any) -> float:
-    return jax.jit(lambda: jax.tree.leaves(compute())).lower().cost_analysis()["flops"]
-
-
-def naive_loss(learner: ACRLPDAgent, batch: ChunkBatch, parameters: Any) -> Any:
-    critic, _ = learner.compute_critic_loss(batch, KEY)
-    return (
-        critic
-        + learner.compute_actor_loss(batch, KEY, parameters)[0]
-        + learner.compute_bc_loss(batch, KEY, parameters)[0]
-    )

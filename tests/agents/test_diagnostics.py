@@ -102,7 +102,6 @@ def test_chunks_that_the_end_cuts_short_are_not_compared():
         batch_of(range(8), success=np.zeros(8, bool)),
         batch_of(range(8), valid=np.zeros((8, STEPS), bool)),
         batch_of([1.0]),
-        batch_of([1.0, 2.0]),
     ],
 )
 def test_without_a_pair_nothing_is_claimed(batch):

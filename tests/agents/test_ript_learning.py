@@ -35,20 +35,20 @@ class GaussianPolicy(Pi0):
         token = observation.tokenized_prompt[:, 0]
         nothing = jnp.zeros((1, len(token), 0, 1, 1))
         slope, mean, log_deviation = (x.get_value()[token, None] for x in (self.slope, self.mean, self.log_deviation))
-        centre = slope * observation.state + mean
+        center = slope * observation.state + mean
         return Prefix(
             cache=KVCache(nothing, nothing),
             mask=jnp.zeros((len(token), 0), bool),
-            features=jnp.concatenate([centre, log_deviation], axis=1),
+            features=jnp.concatenate([center, log_deviation], axis=1),
             state=observation.state,
         )
 
     def velocity(self, prefix: Prefix, x_t: Any, time: Any) -> Any:
         """E[noise − action | x_t], of jointly normal variables."""
-        centre, log_deviation = (prefix.features[:, i, None, None, None] for i in (0, 1))
+        center, log_deviation = (prefix.features[:, i, None, None, None] for i in (0, 1))
         t, variance = time[:, None, None, None], jnp.exp(2 * log_deviation)
         gain = (t - (1 - t) * variance) / (t**2 + (1 - t) ** 2 * variance)
-        return gain * (x_t - (1 - t) * centre) - centre
+        return gain * (x_t - (1 - t) * center) - center
 
 
 def gaussian_policy(mean: tuple[float, float, float] = (0, 0, 0), deviation: float = 0.5) -> GaussianPolicy:
@@ -106,7 +106,7 @@ def act(agent: RIPTAgent, observation: Any, rng: Any) -> Any:
 
 
 @jax.jit
-def practise(agent: RIPTAgent, observation: Any, rng: Any) -> Any:
+def act_in_rollout(agent: RIPTAgent, observation: Any, rng: Any) -> Any:
     return agent.act_in_rollout(observation, rng)
 
 
@@ -212,8 +212,8 @@ def test_acting_is_guided_from_the_plain_prompt_to_the_indicated_one_and_beyond(
     assert np.abs(indicated - plain).min() > 1
     for weight in (0.0, 1.0, 2.5):
         chunks = act(learner(policy, guidance_weight=weight), both, KEY)
-        practised = practise(learner(policy, rollout_guidance=weight, rollout_solver="euler"), both, KEY)
-        np.testing.assert_array_equal(practised, chunks)
+        in_rollout = act_in_rollout(learner(policy, rollout_guidance=weight, rollout_solver="euler"), both, KEY)
+        np.testing.assert_array_equal(in_rollout, chunks)
         if weight in (0, 1):
             np.testing.assert_array_equal(chunks, indicated if weight else plain)
         np.testing.assert_allclose(chunks, plain + weight * (indicated - plain), rtol=1e-4, atol=1e-5)

@@ -14,81 +14,57 @@ from pirl.models.observation import resize_with_pad, to_float
 CAMERA = MICRO.cameras[1]
 
 
-def with_image(**changes):
-    data = random_observation_dict(MICRO)
-    return data | {"image": data["image"] | {CAMERA: changes["image"](data["image"][CAMERA])}}
+GOOD = random_observation_dict(MICRO)
 
 
-def without_camera():
-    data = random_observation_dict(MICRO)
-    return data | {"image": {name: image for name, image in data["image"].items() if name != CAMERA}}
+def with_image(change):
+    return {"image": GOOD["image"] | {CAMERA: change(GOOD["image"][CAMERA])}}
 
 
-def with_nan_state():
-    data = random_observation_dict(MICRO)
-    data["state"][1, 3] = np.nan
-    return data
+def holed(array, index, value):
+    array = array.copy()
+    array[index] = value
+    return array
 
 
-def with_nan_pixel():
-    data = random_observation_dict(MICRO)
-    data["image"][CAMERA][0, 2, 1, 0] = np.inf
-    return data
+def tokens(length, value):
+    mask = np.ones((2, length), bool)
+    return {"tokenized_prompt": np.full((2, length), value), "tokenized_prompt_mask": mask}
 
 
 BAD_OBSERVATIONS = {
-    "wrong dtype": (with_image(image=lambda x: x.astype(np.float64)), f"{CAMERA}.*float64.*uint8"),
-    "wrong range": (with_image(image=lambda x: x * 255), rf"{CAMERA}.*from -25.*x / 255"),
-    "channels first": (with_image(image=lambda x: np.moveaxis(x, 3, 1)), f"{CAMERA}.*channels come last"),
-    "no batch axis": (with_image(image=lambda x: x[0]), f"{CAMERA}.*height, width"),
-    "missing camera": (without_camera(), rf"missing \['{CAMERA}'\].*zeros"),
-    "unknown camera": (
-        random_observation_dict(MICRO) | {"image": random_observation_dict(MICRO)["image"] | {"cam_low": np.zeros(3)}},
-        r"unknown \['cam_low'\]",
-    ),
-    "nan state": (with_nan_state(), r"state contains nan at index \(1, 3\)"),
-    "infinite pixel": (with_nan_pixel(), rf"{CAMERA}.*inf at index \(0, 2, 1, 0\)"),
-    "wide state": (random_observation_dict(MICRO) | {"state": np.zeros((2, 9))}, r"\(2, 9\).*\(batch, 5\)"),
-    "long prompt": (
-        random_observation_dict(MICRO)
-        | {"tokenized_prompt": np.zeros((2, 7), int), "tokenized_prompt_mask": np.ones((2, 7), bool)},
-        "7 tokens.*max_token_len = 6",
-    ),
-    "prompt without mask": (random_observation_dict(MICRO) | {"tokenized_prompt_mask": None}, "come together"),
-    "foreign token": (
-        random_observation_dict(MICRO) | {"tokenized_prompt": np.full((2, 6), 900)},
-        "token 900.*vocabulary of 40",
-    ),
-    "wrapped token": (
-        random_observation_dict(MICRO) | {"tokenized_prompt": np.full((2, 6), 2**32 + 5)},
-        "token 4294967301",
-    ),
-    "float tokens": (random_observation_dict(MICRO) | {"tokenized_prompt": np.full((2, 6), 5.9)}, "expected integers"),
-    "empty image": (with_image(image=lambda x: x[:, :0]), f"{CAMERA}.*height, width"),
-    "images as array": (random_observation_dict(MICRO) | {"image": np.zeros(3)}, "image should map camera names"),
-    "state as text": (random_observation_dict(MICRO) | {"state": "hello"}, "state is not an array of numbers"),
-    "unknown key": (random_observation_dict(MICRO) | {"proprio": 1}, "proprio"),
-    "no state": ({"image": {}}, "state"),
+    "wrong dtype": (with_image(lambda x: x.astype(np.float64)), f"{CAMERA}.*float64.*uint8"),
+    "wrong range": (with_image(lambda x: x * 255), rf"{CAMERA}.*from -25.*x / 255"),
+    "channels first": (with_image(lambda x: np.moveaxis(x, 3, 1)), f"{CAMERA}.*channels come last"),
+    "infinite pixel": (with_image(lambda x: holed(x, (0, 2, 1, 0), np.inf)), rf"{CAMERA}.*inf at index \(0, 2, 1, 0\)"),
+    "missing camera": ({"image": {CAMERA: GOOD["image"][CAMERA]}}, r"missing \[.*zeros"),
+    "nan state": ({"state": holed(GOOD["state"], (1, 3), np.nan)}, r"state contains nan at index \(1, 3\)"),
+    "wide state": ({"state": np.zeros((2, 9))}, r"\(2, 9\).*\(batch, 5\)"),
+    "state as text": ({"state": "hello"}, "state is not an array of numbers"),
+    "long prompt": (tokens(7, 0), "7 tokens.*max_token_len = 6"),
+    "prompt without mask": ({"tokenized_prompt_mask": None}, "come together"),
+    "wrapped token": (tokens(6, 2**32 + 5), "token 4294967301"),
+    "float tokens": (tokens(6, 5.9), "expected integers"),
+    "unknown key": ({"proprio": 1}, "proprio"),
 }
 
 
 @pytest.mark.parametrize("case", BAD_OBSERVATIONS)
 def test_bad_observations_are_refused_by_name(case):
-    data, message = BAD_OBSERVATIONS[case]
+    changes, message = BAD_OBSERVATIONS[case]
     with pytest.raises(ObservationError, match=message):
-        Observation.from_dict(data, MICRO)
+        Observation.from_dict(GOOD | changes, MICRO)
 
 
 def test_shapes_are_checked_inside_the_model_too():
-    good = Observation.from_dict(random_observation_dict(MICRO), MICRO)
+    good = Observation.from_dict(GOOD, MICRO)
     bad = Observation(good.images, good.image_masks, jnp.zeros((2, 9)))
     with pytest.raises(ObservationError, match="state has shape"):
         jax.jit(lambda observation: preprocess(observation, MICRO))(bad)
 
 
 def test_masks_default_to_present():
-    data = random_observation_dict(MICRO)
-    del data["image_mask"]
+    data = {key: value for key, value in GOOD.items() if key != "image_mask"}
     assert all(mask.all() for mask in Observation.from_dict(data, MICRO).image_masks.values())
 
 
@@ -104,8 +80,8 @@ def test_bytes_and_floats_give_the_same_images():
         assert float(jnp.abs(results[0][name]).max()) <= 1
 
 
-@pytest.mark.parametrize("shape", [(30, 47), (53, 21), (8, 12), (5, 3)])
-def test_resizing_keeps_proportions_and_centres(shape):
+@pytest.mark.parametrize("shape", [(30, 47), (5, 3)])
+def test_resizing_keeps_proportions_and_centers(shape):
     """A bright image has a bright rectangle of its own proportions in the middle, and black around it."""
     out = np.asarray(resize_with_pad(jnp.ones((1, *shape, 3)), 20, 30))[0, :, :, 0]
     bright = np.argwhere(out > 0.99)

@@ -28,7 +28,6 @@ from pirl.models import (
     create_model,
     get_model_config,
     get_parameters,
-    list_model_configs,
 )
 from pirl.models.pi0 import sample_time
 
@@ -44,15 +43,12 @@ VARIANTS = {
     "pi0": MICRO,
     "pi05": MICRO_PI05,
     "lora": MICRO_LORA,
-    "fused_qkv": dataclasses.replace(MICRO, language=fused(MICRO.language), action_expert=fused(MICRO.action_expert)),
     "fused_qkv_lora": dataclasses.replace(
         MICRO_LORA, language=fused(MICRO_LORA.language), action_expert=fused(MICRO_LORA.action_expert)
     ),
-    "one_camera": dataclasses.replace(MICRO, cameras=("wrist",)),
     "no_camera": dataclasses.replace(MICRO, cameras=()),
     "no_prompt": dataclasses.replace(MICRO, max_token_len=0),
     "state_only": dataclasses.replace(MICRO, cameras=(), max_token_len=0),
-    "without_remat": dataclasses.replace(MICRO, remat="none"),
 }
 
 
@@ -129,7 +125,7 @@ def test_outputs_equal_the_recorded_ones(name):
         np.testing.assert_allclose(value, recorded[key], rtol=1e-5, atol=5e-5)
 
 
-@pytest.mark.parametrize("variant", ["pi0", "pi05", "state_only"])
+@pytest.mark.parametrize("variant", ["pi0", "state_only"])
 def test_sampling_n_chunks_equals_n_separate_samples(variant):
     config = VARIANTS[variant]
     policy, observation = random_model(config), random_observation(config)
@@ -186,18 +182,6 @@ def test_the_prefix_is_never_tiled():
     assert flops(9) < 9 * flops(1) / 3
 
 
-def test_samples_can_be_differentiated_in_reverse():
-    """Through all Euler steps, against a finite difference in the starting noise."""
-    policy, observation = random_model(MICRO), random_observation(MICRO)
-    prefix = jax.jit(lambda model: model.encode(observation))(policy)
-    noise, direction = random_actions(MICRO, 2, 1), random_actions(MICRO, 2, 1, seed=1)
-    total = jax.jit(lambda noise: jnp.sum(jnp.sin(policy.sample(prefix, num_steps=4, noise=noise))))
-    slope = jnp.vdot(jax.grad(total)(noise), direction)
-    step = 1e-2
-    difference = (total(noise + step * direction) - total(noise - step * direction)) / (2 * step)
-    np.testing.assert_allclose(slope, difference, rtol=2e-3)
-
-
 def test_invalid_steps_and_padded_dimensions_leave_the_loss_where_asked():
     policy, observation = random_model(MICRO), random_observation(MICRO)
     actions, noise, time = random_actions(MICRO, 2), random_actions(MICRO, 2, seed=1), jnp.array([0.5, 0.2])
@@ -205,19 +189,13 @@ def test_invalid_steps_and_padded_dimensions_leave_the_loss_where_asked():
 
     @jax.jit
     def losses(model):
-        prefix = model.encode(observation)
-        x_t = time[:, None, None] * noise + (1 - time[:, None, None]) * actions
+        prefix, t = model.encode(observation), time[:, None, None]
+        x_t = t * noise + (1 - t) * actions
         error = model.velocity(prefix, x_t[:, None], time)[:, 0] - (noise - actions)
-        options: dict[str, Any] = {"noise": noise, "time": time}
-        masked = model.flow_loss(prefix, actions, **options, valid=valid)
-        return (
-            error,
-            model.flow_loss(prefix, actions, **options),
-            masked,
-            model.flow_loss(prefix, actions, **options, real_action_dim=3),
-        )
+        options = ({}, {"valid": valid}, {"real_action_dim": 3})
+        return error, [model.flow_loss(prefix, actions, noise=noise, time=time, **option) for option in options]
 
-    error, plain, masked, real = losses(policy)
+    error, (plain, masked, real) = losses(policy)
     np.testing.assert_allclose(plain, np.mean(np.square(error), axis=-1), rtol=1e-5)
     np.testing.assert_array_equal(masked, np.where(valid, plain, 0))
     np.testing.assert_allclose(real, np.mean(np.square(error[..., :3]), axis=-1), rtol=1e-5)
@@ -260,13 +238,21 @@ def test_actions_of_another_shape_are_refused():
         jax.eval_shape(lambda prefix: policy.sample(prefix, noise=jnp.zeros((2, 1, 9, 5))), prefix)
 
 
-@pytest.mark.parametrize("name", [name for name in list_model_configs() if name.startswith("tiny")])
+@pytest.mark.parametrize("name", ["tiny_pi05", "tiny_lora"])
 def test_tiny_presets_run_and_are_small(name):
     config = get_model_config(name)
     policy = create_model(config, jax.random.key(0))
     assert sum(value.size for value in get_parameters(policy).values()) < 3e6
-    actions = jax.jit(lambda model: model.sample(model.encode(random_observation(config)), jax.random.key(1), 2))(
-        policy
-    )
+    sample = jax.jit(lambda model: model.sample(model.encode(random_observation(config)), jax.random.key(1), 2))
+    actions = sample(policy)
     assert actions.shape == (2, 2, config.action_horizon, config.action_dim)
     assert bool(jnp.all(jnp.isfinite(actions)))
+
+
+def test_layers_differ_and_seeds_repeat():
+    first, again, other = (get_parameters(create_model(MICRO, jax.random.key(seed))) for seed in (0, 0, 1))
+    for path, value in first.items():
+        np.testing.assert_array_equal(value, again[path])
+    weight = np.asarray(first["PaliGemma/llm/layers/mlp/linear"])
+    assert np.abs(weight[0] - weight[1]).max() > 0.01
+    assert np.abs(weight - np.asarray(other["PaliGemma/llm/layers/mlp/linear"])).max() > 0.01

@@ -1,4 +1,4 @@
-"""Prompts become tokens as OpenPI's tokeniser makes them, from a file that is found or asked for."""
+"""Prompts become tokens as OpenPI's tokenizer makes them, from a file that is found or asked for."""
 
 import numpy as np
 import pytest
@@ -73,50 +73,39 @@ def test_a_prompt_that_is_too_long_is_refused_by_name():
         Tokenizer.for_model(TINY)("put the red block in the blue zone and " * 4)
 
 
-def test_the_file_is_found_by_path_variable_or_cache(tmp_path, monkeypatch):
-    monkeypatch.delenv("PIRL_CACHE", raising=False)
+@pytest.fixture
+def paths(tmp_path, monkeypatch):
+    """Every path at which the file is looked for, in this order; the last two are the caches of pirl and of OpenPI."""
+    for name in ("PIRL_CACHE", "PIRL_TOKENIZER"):
+        monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("OPENPI_DATA_HOME", str(tmp_path / "openpi"))
-    monkeypatch.delenv("PIRL_TOKENIZER", raising=False)
-    places = [
-        tmp_path / "given.model",
-        tmp_path / "variable.model",
-        tmp_path / "cache/pirl/paligemma_tokenizer.model",
-        tmp_path / "openpi/big_vision/paligemma_tokenizer.model",
-    ]
-    for place in places:
-        place.parent.mkdir(parents=True, exist_ok=True)
-        place.write_bytes(b"x")
-    monkeypatch.setenv("PIRL_TOKENIZER", str(places[1]))
-    assert find_tokenizer(places[0]) == places[0]
-    assert find_tokenizer() == places[1]
+    names = ("given.model", "variable.model", "cache/pirl/paligemma_tokenizer.model")
+    return [tmp_path / name for name in (*names, "openpi/big_vision/paligemma_tokenizer.model")]
+
+
+def test_the_file_is_found_by_path_variable_or_cache(paths, monkeypatch):
+    for path in paths:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"x")
+    monkeypatch.setenv("PIRL_TOKENIZER", str(paths[1]))
+    assert find_tokenizer(paths[0]) == paths[0]
+    assert find_tokenizer() == paths[1]
     monkeypatch.delenv("PIRL_TOKENIZER")
-    assert find_tokenizer() == places[2]
-    monkeypatch.setenv("PIRL_CACHE", str(tmp_path / "chosen"))
-    assert find_tokenizer() == places[3], "there is none in the cache that was chosen"
-    (tmp_path / "chosen").mkdir()
-    (tmp_path / "chosen" / places[2].name).write_bytes(b"x")
-    assert find_tokenizer() == tmp_path / "chosen" / places[2].name
-    monkeypatch.delenv("PIRL_CACHE")
-    places[2].unlink()
-    assert find_tokenizer() == places[3]
+    assert find_tokenizer() == paths[2]
+    paths[2].unlink()
+    assert find_tokenizer() == paths[3]
     with pytest.raises(UserError, match="is not a SentencePiece model"):
-        Tokenizer.from_file(places[3], 48)
+        Tokenizer.from_file(paths[3], 48)
 
 
-def test_an_absent_file_is_asked_for(tmp_path, monkeypatch):
-    monkeypatch.delenv("PIRL_CACHE", raising=False)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setenv("OPENPI_DATA_HOME", str(tmp_path))
-    monkeypatch.delenv("PIRL_TOKENIZER", raising=False)
+def test_an_absent_file_is_asked_for(paths, monkeypatch):
     with pytest.raises(UserError) as error:
         Tokenizer.for_model(get_model_config("pi0_base"))
-    message = str(error.value)
-    assert str(tmp_path / "pirl" / "paligemma_tokenizer.model") in message
-    assert "big_vision/paligemma_tokenizer.model" in message
-    assert "PIRL_TOKENIZER" in message
-    with pytest.raises(UserError, match="nowhere.model"):
-        find_tokenizer(tmp_path / "nowhere.model")
-    monkeypatch.setenv("PIRL_TOKENIZER", str(tmp_path / "gone.model"))
-    with pytest.raises(UserError, match=r"gone.model \(from \$PIRL_TOKENIZER\)"):
+    for expected in (*map(str, paths[2:]), "PIRL_TOKENIZER"):
+        assert expected in str(error.value)
+    with pytest.raises(UserError, match=r"given.model"):
+        find_tokenizer(paths[0])
+    monkeypatch.setenv("PIRL_TOKENIZER", str(paths[1]))
+    with pytest.raises(UserError, match=r"variable.model \(from \$PIRL_TOKENIZER\)"):
         find_tokenizer()
