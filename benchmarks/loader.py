@@ -42,7 +42,7 @@ from pirl.models import Tokenizer, get_model_config
 HERE = Path(__file__).resolve().parent
 CAMERAS = {"base_0_rgb": "observation.images.high", "left_wrist_0_rgb": "observation.images.wrist"}
 ROBOT = Robot("bench", CAMERAS, ("observation.state",), ("action",), state_dim=14, action_dim=14)
-# The tiny tokeniser and model inputs, with pictures of the released models' size.
+# The tiny tokenizer and model inputs, with pictures of the released models' size.
 MODEL = dataclasses.replace(get_model_config("tiny"), image_resolution=(224, 224), action_dim=32)
 LEROBOT_PYTHON = HERE.parent / ".venv-lerobot" / "bin" / "python"
 

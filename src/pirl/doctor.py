@@ -278,8 +278,8 @@ def check_tokenizers() -> Iterator[CheckResult]:
     from pirl.models.tokenizer import PATH_VARIABLE, find_tokenizer
 
     words = Tokenizer.for_model(get_model_config("tiny")).vocab_size
-    yield CheckResult("tiny tokeniser", "good", f"{words:,} tokens, inside the package", needed=True)
-    name, chosen = "π₀ tokeniser", os.environ.get(PATH_VARIABLE)
+    yield CheckResult("tiny tokenizer", "good", f"{words:,} tokens, inside the package", needed=True)
+    name, chosen = "π₀ tokenizer", os.environ.get(PATH_VARIABLE)
     try:
         file = find_tokenizer()
         words = Tokenizer.from_file(file, max_len=48).vocab_size

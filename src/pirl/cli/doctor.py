@@ -13,7 +13,7 @@ from pirl.cli.console import WithJson, show
 
 @dataclass(frozen=True, kw_only=True)
 class Doctor(WithJson):
-    """Check this machine: devices, packages, extras, disk, cache, tokenisers, video codecs, rendering.
+    """Check this machine: devices, packages, extras, disk, cache, tokenizers, video codecs, rendering.
 
     Each line is ✓ (works), – (absent, and optional) or ✗ (broken), with what to do. Takes seconds and needs no network.
     Exit code 1 if something that pirl itself needs is broken, else 0.
