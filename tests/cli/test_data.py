@@ -66,7 +66,7 @@ def test_demonstrations_need_labels_or_to_be_called_successes(run, dataset):
     code, out, _ = run("data", "check", dataset.root)
     assert code == 2
     assert "pirl data label" in out
-    assert run("data", "check", dataset.root, "--unlabelled", "success")[0] == 0
+    assert run("data", "check", dataset.root, "--unlabeled", "success")[0] == 0
     assert run("data", "label", dataset.root, "--success", "0-1", "--failure", "2")[0] == 0
     assert run("data", "check", dataset.root)[0] == 0
 
@@ -77,7 +77,7 @@ def test_info_tells_what_is_in_it(run, dataset):
     assert "unknown: 3 episodes say nothing about success (0, 1, 2): label them (pirl data label)" in " ".join(
         out.split()
     )
-    assert "3 of 3 episodes (100%)" in run("data", "info", dataset.root, "--unlabelled", "success")[1]
+    assert "3 of 3 episodes (100%)" in run("data", "info", dataset.root, "--unlabeled", "success")[1]
     run("data", "label", dataset.root, "--success", "0", "--failure", "rest")
     _, out, _ = run("data", "info", dataset.root)
     assert "1 of 3 episodes (33%)" in out
@@ -95,7 +95,7 @@ def test_labels_come_from_a_table(run, dataset, tmp_path):
     table.write_text("episode,success,truncated\n0,yes,\n1,no,yes\n2,1,\n")
     code, out, _ = run("data", "label", dataset.root, "--csv", table)
     assert code == 0
-    assert "3 episodes of 3 labelled" in out
+    assert "3 episodes of 3 labeled" in out
     after = contents(dataset.root)
     assert {path: after[path] for path in before} == before
     assert [path.as_posix() for path in set(after) - set(before)] == ["meta/pirl_labels.jsonl"]
@@ -110,11 +110,11 @@ def test_labels_come_from_questions_and_are_kept_when_one_stops(run, dataset):
     _, out, _ = run("data", "label", dataset.root, answers="n\n")
     assert "episode 2" in out
     assert "episode 0" not in out
-    assert "all 3 episodes are labelled" in run("data", "label", dataset.root, answers="")[1]
+    assert "all 3 episodes are labeled" in run("data", "label", dataset.root, answers="")[1]
 
 
 def said(dataset):
-    """Success and time-out of each labelled episode."""
+    """Success and time-out of each labeled episode."""
     lines = map(json.loads, (dataset.root / "meta" / "pirl_labels.jsonl").read_text().splitlines())
     return {line["episode"]: (line.get("success"), line.get("truncated")) for line in lines}
 

@@ -380,9 +380,9 @@ def test_demonstrations(run, tmp_path):
     built = build(tmp_path / "data", rewards="none", cameras="none", **FOUR)
     code, said = run.data("check", built)
     assert code == 2
-    assert "label them (pirl data label) or, for plain demonstrations, set unlabelled to success" in said
+    assert "label them (pirl data label) or, for plain demonstrations, set unlabeled to success" in said
     assert run.train(built)[0] == 2
-    assert run.train(built, "--data.outcomes.unlabelled", "success")[2].trajectories.success.all()
+    assert run.train(built, "--data.outcomes.unlabeled", "success")[2].trajectories.success.all()
     assert run.data("label", built, "--success", "0-1", "--failure", "rest")[0] == 0
     assert run.train(built)[2].trajectories.success.tolist() == [1, 1, 0, 0]
 
@@ -394,7 +394,7 @@ def test_label_of_a_removed_episode(run, tmp_path):
     (built.root / "meta" / "pirl_labels.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     code, said = run.data("check", built)
     assert code == 0
-    assert "note: episode 9, meta/pirl_labels.jsonl: is labelled but not in the data" in said
+    assert "note: episode 9, meta/pirl_labels.jsonl: is labeled but not in the data" in said
     assert episodes(run.train(built)[2]) == 4
 
 

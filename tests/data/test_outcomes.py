@@ -89,7 +89,7 @@ def test_plain_demonstrations_are_successes_only_if_asked(tmp_path):
     dataset = open_dataset(build(tmp_path, cameras="none", rewards="none").root)
     for reward in REWARDS:
         assert "3 episodes say nothing about success" in complaint(dataset, OutcomeConfig(reward=reward))
-        outcomes = read_outcomes(dataset, OutcomeConfig(reward=reward, unlabelled="success"))
+        outcomes = read_outcomes(dataset, OutcomeConfig(reward=reward, unlabeled="success"))
         assert outcomes.success.tolist() == [1, 1, 1]
         assert ended(outcomes) == [True] * 3
         step = -1 if reward == "step_penalty" else 0
@@ -131,7 +131,7 @@ def test_an_episode_of_droid_says_on_every_frame_whether_it_succeeded(tmp_path):
         "is_terminal": [[False, False, True], [False, True]],
         "task_category": [["Move object into container"] * 3, ["Do anything"] * 2],
     }
-    outcomes = read_outcomes(recorded(tmp_path, columns), OutcomeConfig(unlabelled="success"))
+    outcomes = read_outcomes(recorded(tmp_path, columns), OutcomeConfig(unlabeled="success"))
     assert outcomes.success.tolist() == [1, 0]
     assert outcomes.rewards.tolist() == [0, 0, 1, 0, 0]
 
@@ -145,21 +145,21 @@ def test_an_episode_of_droid_says_on_every_frame_whether_it_succeeded(tmp_path):
 )
 def test_a_column_that_sounds_like_an_outcome_is_named_and_nothing_guessed(tmp_path, column, values, way_out):
     dataset = recorded(tmp_path, {column: values})
-    for unlabelled in ("error", "success"):
-        message = complaint(dataset, OutcomeConfig(unlabelled=unlabelled))
+    for unlabeled in ("error", "success"):
+        message = complaint(dataset, OutcomeConfig(unlabeled=unlabeled))
         for text in (f"2 episodes say nothing about success (0, 1), though {column} may tell", "pirl data label"):
             assert text in message
         for option in way_out:
             assert f"set {option}" in message or f"or {option}" in message
-        assert read_outcomes(dataset, OutcomeConfig(unlabelled=unlabelled, **way_out)).success.tolist() == [1, 0]
+        assert read_outcomes(dataset, OutcomeConfig(unlabeled=unlabeled, **way_out)).success.tolist() == [1, 0]
 
 
 def test_metadata_that_are_not_understood_are_no_success(tmp_path):
     built = build(tmp_path, version="v3.0", cameras="none", rewards="none", lengths=(2, 3))
     for episode in range(2):
         set_episode(built, "success", 0.5, episode)
-    for unlabelled in ("error", "success"):
-        message = complaint(open_dataset(built.root), OutcomeConfig(unlabelled=unlabelled))
+    for unlabeled in ("error", "success"):
+        message = complaint(open_dataset(built.root), OutcomeConfig(unlabeled=unlabeled))
         assert "2 episodes say nothing about success (0, 1), and what success in their metadata means" in message
         assert "label them (pirl data label)" in message
     write_labels(built.root, {0: Label(0, success=True), 1: Label(1, success=False)})
@@ -234,13 +234,13 @@ def test_dense_rewards_do_not_tell_success_but_can_be_used_raw(tmp_path):
         assert ended(read_outcomes(dataset, OutcomeConfig(reward="raw", failures="timeout"))) == [False, False]
 
 
-@pytest.mark.parametrize(("costs", "unlabelled"), [([-1, -1, 0], "error"), ([-1, -1, -20], "success")])
-def test_an_episode_of_zeros_among_costs_says_nothing(tmp_path, costs, unlabelled):
+@pytest.mark.parametrize(("costs", "unlabeled"), [([-1, -1, 0], "error"), ([-1, -1, -20], "success")])
+def test_an_episode_of_zeros_among_costs_says_nothing(tmp_path, costs, unlabeled):
     columns = {"next.reward": [costs, [0, 0, 0], [-1, -1, -20]]}
-    config = OutcomeConfig(unlabelled=unlabelled)
+    config = OutcomeConfig(unlabeled=unlabeled)
     assert "1 episode says nothing about success (1)" in complaint(recorded(tmp_path / "silent", columns), config)
-    labelled = recorded(tmp_path / "labelled", columns, labels=[Label(1, success=True)])
-    assert read_outcomes(labelled, config).success.tolist() == [int(costs[-1] == 0), 1, 0]
+    labeled = recorded(tmp_path / "labeled", columns, labels=[Label(1, success=True)])
+    assert read_outcomes(labeled, config).success.tolist() == [int(costs[-1] == 0), 1, 0]
 
 
 def test_rewards_of_zero_throughout_say_nothing_about_success(tmp_path):
@@ -248,9 +248,9 @@ def test_rewards_of_zero_throughout_say_nothing_about_success(tmp_path):
     dataset = recorded(tmp_path, {"next.reward": [[0.0, 0.0], [0.0] * 3]})
     for reward, step in (("sparse", 0), ("step_penalty", -1)):
         message = complaint(dataset, OutcomeConfig(reward))
-        for text in ("2 episodes say nothing", "0 throughout", "pirl data label", "set unlabelled to success"):
+        for text in ("2 episodes say nothing", "0 throughout", "pirl data label", "set unlabeled to success"):
             assert text in message
-        outcomes = read_outcomes(dataset, OutcomeConfig(reward, unlabelled="success"))
+        outcomes = read_outcomes(dataset, OutcomeConfig(reward, unlabeled="success"))
         assert outcomes.success.tolist() == [1, 1]
         assert per_episode(dataset, outcomes.rewards) == [[step, step + 1], [step, step, step + 1]]
         (note,) = outcomes.notes
@@ -261,7 +261,7 @@ def test_rewards_of_zero_throughout_say_nothing_about_success(tmp_path):
 
 def test_failures_that_are_told_need_no_rewards(tmp_path):
     dataset = recorded(tmp_path, {"next.reward": [[0.0, 0.0], [0.0] * 3], "next.success": [[0, 0], [0, 0, 0]]})
-    outcomes = read_outcomes(dataset, OutcomeConfig(unlabelled="success"))
+    outcomes = read_outcomes(dataset, OutcomeConfig(unlabeled="success"))
     assert outcomes.success.tolist() == [0, 0]
     assert outcomes.notes == []
     _, found = check_dataset(dataset.root)
@@ -415,8 +415,8 @@ def test_a_labelled_reward_is_the_raw_reward_of_the_last_step(tmp_path):
     beside = recorded(tmp_path / "beside", {"next.reward": [[5.0, 6, 7], [8.0, 9]]}, labels=labels[:1])
     assert read_outcomes(beside, OutcomeConfig("raw")).rewards.tolist() == [0, 0, 2.5, 8, 9]
     # A number is no statement about success.
-    for unlabelled in ("error", "success"):
-        message = complaint(alone, OutcomeConfig("sparse", unlabelled=unlabelled))
+    for unlabeled in ("error", "success"):
+        message = complaint(alone, OutcomeConfig("sparse", unlabeled=unlabeled))
         assert "1 episode says nothing about success (0)" in message
         assert "set reward to raw" in message
 
@@ -547,12 +547,12 @@ def test_all_silent_episodes_are_counted_and_the_first_listed_with_advice(tmp_pa
     message = complaint(recorded(tmp_path, lengths=[1] * 13, labels=[Label(3, success=True)]))
     assert "12 episodes say nothing about success (0, 1, 2, 4, 5, 6, 7, 8, 9, 10 and 2 more)" in message
     assert "pirl data label" in message
-    assert "unlabelled" in message
+    assert "unlabeled" in message
 
 
 @pytest.mark.usefixtures("unchecked_signatures")
 def test_a_configuration_that_means_nothing_is_refused():
-    for wrong in ({"reward": "dense"}, {"failures": "maybe"}, {"unlabelled": "failure"}):
+    for wrong in ({"reward": "dense"}, {"failures": "maybe"}, {"unlabeled": "failure"}):
         with pytest.raises(ConfigError, match=next(iter(wrong))):
             OutcomeConfig(**wrong)
 

@@ -71,7 +71,7 @@ def test_every_dialect_reads_back_as_it_was_written_and_has_no_problems(part, tm
                 for index, camera in enumerate(built.cameras):
                     seen = [read_bars(frame) for frame in dataset.decode(camera, number)]
                     assert seen == [(index, number, frame) for frame in range(len(episode))]
-            _, found = check_dataset(built.root, OutcomeConfig(unlabelled="success"), decode=True)
+            _, found = check_dataset(built.root, OutcomeConfig(unlabeled="success"), decode=True)
             assert [str(entry) for entry in found if entry.severity == "problem"] == []
 
 

@@ -93,7 +93,7 @@ def test_a_fuzzed_description_is_read_or_refused_in_words(data, tmp_path):
 
 
 def check(built, severity="problem"):
-    _, found = check_dataset(built.root, OutcomeConfig(unlabelled="success"))
+    _, found = check_dataset(built.root, OutcomeConfig(unlabeled="success"))
     return [str(entry) for entry in found if entry.severity == severity]
 
 
@@ -196,7 +196,7 @@ def test_columns_that_nobody_asks_for_may_hold_anything(tmp_path):
 
     edit_data(built, change)
     edit_info(built, ["features", "words"], {"dtype": "string", "shape": [1], "names": None})
-    dataset, found = check_dataset(built.root, OutcomeConfig(unlabelled="success"))
+    dataset, found = check_dataset(built.root, OutcomeConfig(unlabeled="success"))
     assert [str(entry) for entry in found] == []
     assert "thumbnail" not in dataset._columns
 

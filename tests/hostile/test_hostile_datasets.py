@@ -202,7 +202,7 @@ VIDEOS = [
     Case("a video is a pipe", pipe(VIDEO), CHECK, ["episode 1", "not a regular file"], findings=True),
     Case("a video leads out", move_out(VIDEO), CHECK, ["0 problems"], code=0, findings=True),
     Case("a video is a directory", directory(VIDEO), CHECK, ["episode 1", "not a regular file"], findings=True),
-    Case("a broken video is looked into", write(VIDEO, "no video"), "data info v2.1 --unlabelled success", [], code=0, findings=True),
+    Case("a broken video is looked into", write(VIDEO, "no video"), "data info v2.1 --unlabeled success", [], code=0, findings=True),
     Case("the first video is broken, and looked into", write(VIDEO.replace("000001", "000000"), "no"), CHECK, ["episode 0", "no whole mp4"], findings=True),
 ]  # fmt: skip
 

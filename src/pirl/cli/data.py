@@ -30,7 +30,7 @@ class _WithOutcomes:
     """Success column."""
     success_threshold: Annotated[float | None, optional("REWARD")] = None
     """Reward from which on a step is a success, for rewards such as 0 and 100 or those of several stages."""
-    unlabelled: Literal["error", "success"] = "error"
+    unlabeled: Literal["error", "success"] = "error"
     """How to treat episodes without an outcome: as an error, or as successful demonstrations."""
     episodes: Annotated[str | None, default("all", "EPISODES")] = None
     """Episodes to look at, such as 0,3,7-12."""
@@ -43,7 +43,7 @@ class _WithOutcomes:
             self.reward,
             self.reward_column,
             self.success_column,
-            unlabelled=self.unlabelled,
+            unlabeled=self.unlabeled,
             success_threshold=self.success_threshold,
         )
 
@@ -252,12 +252,12 @@ class LabelEpisodes:
     truncated: Annotated[str | None, optional("EPISODES")] = None
     """Episodes that timed out. Episodes in the other lists that are not in this one count as terminated."""
     ask_again: bool = False
-    """In interactive mode, also ask about labelled episodes."""
+    """In interactive mode, also ask about labeled episodes."""
 
     def run(self) -> int:
         from pirl.data import read_csv, read_labels, scan_episodes
 
-        dataset = scan_episodes(self.dataset)  # episodes with problems do not keep the others from being labelled
+        dataset = scan_episodes(self.dataset)  # episodes with problems do not keep the others from being labeled
         old = read_labels(dataset.root)
         by_flags = any(flag is not None for flag in (self.success, self.failure, self.truncated))
         if self.csv is not None and by_flags:
@@ -305,7 +305,7 @@ class LabelEpisodes:
         numbers = dataset.episode_ids.tolist()
         position = {number: episode for episode, number in enumerate(numbers) if self.ask_again or number not in old}
         if not position:
-            print(f"all {len(numbers)} episodes are labelled; --ask-again asks about them again")
+            print(f"all {len(numbers)} episodes are labeled; --ask-again asks about them again")
             return 0
         print("y: success   n: failure   t: failure by timeout   enter: skip   q: stop")
         try:
@@ -351,7 +351,7 @@ def _save_labels(dataset: "Dataset", old: "dict[int, Label]", new: "dict[int, La
     dated = [replace(label, length=lengths[episode]) for episode, label in new.items()]
     merged = merge_labels(old, dated)
     path = write_labels(dataset.root, merged)
-    print(f"{count(dated, 'label')} written to {path}; {count(merged, 'episode')} of {len(lengths)} labelled")
+    print(f"{count(dated, 'label')} written to {path}; {count(merged, 'episode')} of {len(lengths)} labeled")
     return 0
 
 
@@ -388,7 +388,7 @@ class DropEpisodes:
         named = set(parse_episodes(self.episodes or "", max(known, default=0)))
         if self.bad:
             robot = None if self.robot is None else load_robot(self.robot)
-            _, found = check_dataset(self.dataset, OutcomeConfig(unlabelled="success"), robot=robot, decode=True)
+            _, found = check_dataset(self.dataset, OutcomeConfig(unlabeled="success"), robot=robot, decode=True)
             named |= {entry.episode for entry in found if entry.severity == "problem" and entry.episode is not None}
         restored = dropped if self.restore == "all" else set(parse_episodes(self.restore or ""))
         left_out = (dropped | named) - restored

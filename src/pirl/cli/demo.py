@@ -1,4 +1,4 @@
-"""`pirl demo`: compares RL with behaviour cloning, from data collection to a report, with one command."""
+"""`pirl demo`: compares RL with behavior cloning, from data collection to a report, with one command."""
 
 import sys
 import time
@@ -15,7 +15,7 @@ from pirl.errors import UserError
 
 @dataclass(frozen=True, kw_only=True)
 class Demo:
-    """Collect demonstrations, train a small π₀ with behaviour cloning and then with RL, and compare them, with controls.
+    """Collect demonstrations, train a small π₀ with behavior cloning and then with RL, and compare them, with controls.
 
     Takes a quarter of an hour or more on two cores. To continue an interrupted demo, run the same command again.
     """

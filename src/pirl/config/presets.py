@@ -336,7 +336,7 @@ _add(
         "data": {
             "repo_id": "lerobot/aloha_sim_transfer_cube_human",
             "robot": "aloha_sim",
-            "outcomes": {"unlabelled": "success"},
+            "outcomes": {"unlabeled": "success"},
         },
         "env": {"id": "aloha"},
         "evaluation": {"every": 5_000, "episodes": 50, "execute_steps": 10, "videos": 4},
@@ -392,7 +392,7 @@ _add(
         "data": {
             "repo_id": "physical-intelligence/libero",
             "robot": "libero_delta",  # OpenPI's π₀.₅ for LIBERO takes absolute actions: libero
-            "outcomes": {"unlabelled": "success"},
+            "outcomes": {"unlabeled": "success"},
         },
         "env": {"id": "libero", "suite": "libero_goal"},
         "evaluation": {"every": 5_000, "videos": 4},

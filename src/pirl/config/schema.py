@@ -37,7 +37,7 @@ class DataConfig:
     validation_fraction: float = 0.0
     """Fraction of the episodes, chosen by the seed, to hold out from training for validation."""
     norm_stats: str = "dataset"
-    """Normalisation statistics of states and actions: computed from the dataset (dataset), those in the checkpoint
+    """Normalization statistics of states and actions: computed from the dataset (dataset), those in the checkpoint
     (checkpoint), or those of a norm_stats.json, or a directory that holds one."""
     asset_id: str | None = None
     """Asset id of the statistics in checkpoints, read and written (none: the checkpoint's, else the robot's name)."""
@@ -111,7 +111,7 @@ class RolloutConfig:
     capacity: int = 100_000
     """Frames of an iteration to keep for training; groups beyond that are left out."""
     save_dataset: bool = False
-    """Write all rollouts, labelled with their success, to the LeRobot dataset `rollouts` in the run directory."""
+    """Write all rollouts, labeled with their success, to the LeRobot dataset `rollouts` in the run directory."""
     videos_every: int = 0
     """Iterations between videos of successes and failures (0: none)."""
     backend: Literal["local", "ray"] = "local"

@@ -28,7 +28,7 @@ _SOUNDS_LIKE_OUTCOME = re.compile("success|succeed|solved|fail|outcome|reward", 
 
 _LABEL = "label them (pirl data label)"
 _LABEL_ALL = "; or label all episodes (pirl data label), which is believed before columns"
-_WITHOUT_REWARDS = f": {_LABEL} or, for plain demonstrations, set unlabelled to success"
+_WITHOUT_REWARDS = f": {_LABEL} or, for plain demonstrations, set unlabeled to success"
 _WITH_ZEROS = (
     f", and the rewards are 0 throughout, as if nobody had filled them in{_WITHOUT_REWARDS}; if all of them failed, set "
     "success_threshold to 1"
@@ -53,7 +53,7 @@ class OutcomeConfig:
     success; `raw` is the reward column as it is (without one, the same as `sparse`).
     `failures`: whether an unsuccessful episode truly ended (`terminal`) or ran out of time (`timeout`), where the data
     does not tell. `auto` is `timeout` for `step_penalty`, which would otherwise prefer to fail early, else `terminal`.
-    `unlabelled`: what to make of episodes that say nothing about success. Where there are rewards that cannot be
+    `unlabeled`: what to make of episodes that say nothing about success. Where there are rewards that cannot be
     understood, or columns and metadata that are called like outcomes and are not read, nothing is taken for a success:
     they may well tell failures. Rewards of 0 throughout are as none.
     `success_threshold`: an episode succeeds with the first reward of at least this much; for rewards such as 0 and 100,
@@ -64,14 +64,14 @@ class OutcomeConfig:
     reward_column: str | None = None
     success_column: str | None = None
     failures: Literal["auto", "terminal", "timeout"] = "auto"
-    unlabelled: Literal["error", "success"] = "error"
+    unlabeled: Literal["error", "success"] = "error"
     success_threshold: float | None = None
 
     def __post_init__(self) -> None:
         for name, value, known in (
             ("reward", self.reward, ("sparse", "step_penalty", "raw")),
             ("failures", self.failures, ("auto", "terminal", "timeout")),
-            ("unlabelled", self.unlabelled, ("error", "success")),
+            ("unlabeled", self.unlabeled, ("error", "success")),
         ):
             if value not in known:
                 raise ConfigError(f"{name} should be one of {', '.join(known)}; it is {value!r}.")
@@ -100,11 +100,11 @@ def try_outcomes(dataset: Dataset, config: OutcomeConfig) -> tuple[Outcomes | No
     """The outcomes, or every problem that keeps them from being known."""
     sources, problems = _read_sources(dataset, config)
     numbers, starts = dataset.episode_ids.tolist(), dataset.starts.tolist()
-    labelled = {number for episode, number in enumerate(numbers) if sources.label(episode).success is not None}
+    labeled = {number for episode, number in enumerate(numbers) if sources.label(episode).success is not None}
     if config.reward == "raw":
         problems += sources.problems
-    elif len(labelled) < len(numbers):  # labels are believed first: where all are labelled, no column is needed
-        problems += [p for p in sources.problems if p.episode not in labelled or p.column not in sources.names_read]
+    elif len(labeled) < len(numbers):  # labels are believed first: where all are labeled, no column is needed
+        problems += [p for p in sources.problems if p.episode not in labeled or p.column not in sources.names_read]
     if problems:
         return None, problems
     rewards, terminals = np.zeros(len(dataset), np.float32), np.zeros(len(dataset), bool)
@@ -192,8 +192,8 @@ class OutcomeSources:
 
     def truncated(self, episode: int, last: int) -> bool | None:
         """Whether an episode was cut off rather than ended, where that is known."""
-        if (labelled := self.label(episode).truncated) is not None:
-            return labelled
+        if (labeled := self.label(episode).truncated) is not None:
+            return labeled
         at_last = {key: bool(self.columns[key][last - 1]) for key in END_COLUMNS if key in self.columns}
         if "terminated" in at_last:
             return not at_last["terminated"]
@@ -300,7 +300,7 @@ def _labels(dataset: Dataset, problems: list[Problem]) -> dict[int, Label]:
     ):
         label = labels.get(number)
         if label is not None and label.length not in (None, length):
-            message = f"was labelled when it had {label.length} frames, now it has {length}: label it again"
+            message = f"was labeled when it had {label.length} frames, now it has {length}: label it again"
             problems.append(Problem(message, file=LABEL_FILE, episode=number))
         elif label is not None:
             found[episode] = label
@@ -337,7 +337,7 @@ def _find_ending(
     """Success (if known), the row after the last one used, and whether it truly ended there; None where nothing tells."""
     success, at = sources.success(episode, first, last)
     may_tell = sources.has_rewards(episode) or sources.unread_columns or episode in sources.unread_fields
-    if success is None and config.unlabelled == "success" and not may_tell:
+    if success is None and config.unlabeled == "success" and not may_tell:
         success, at = True, last - 1
     has_reward = sources.reward is not None or sources.label(episode).reward is not None
     if success is None and not (config.reward == "raw" and has_reward):
@@ -416,8 +416,8 @@ def _rewards(
     sources: OutcomeSources, config: OutcomeConfig, episode: int, first: int, end: int, succeeded: bool
 ) -> Float32[np.ndarray, " steps"]:
     if config.reward == "raw":
-        if (labelled := sources.label(episode).reward) is not None:
-            return np.r_[np.zeros(end - first - 1), labelled].astype(np.float32)
+        if (labeled := sources.label(episode).reward) is not None:
+            return np.r_[np.zeros(end - first - 1), labeled].astype(np.float32)
         if sources.reward is not None:
             return sources.reward[first:end].astype(np.float32)
     return shaped_rewards(config, succeeded, end - first)

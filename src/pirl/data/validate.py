@@ -421,7 +421,7 @@ def _check_outcomes(dataset: Dataset, config: OutcomeConfig) -> Iterator[Problem
         message = "none of the episodes succeeded, so there is no reward to learn from; if some did: pirl data label"
         yield Problem(message, "note")
     for number in sorted(set(read_labels(dataset.root)) - {*dataset.whole.episode_ids, *dataset.listing.episodes}):
-        yield Problem("is labelled but not in the data", "note", number, LABEL_FILE)
+        yield Problem("is labeled but not in the data", "note", number, LABEL_FILE)
 
 
 def _check_ranges(dataset: Dataset, names: Sequence[str]) -> Iterator[Problem]:
