@@ -48,7 +48,7 @@ class FakeSource(Dataset):
     def source_files(self, camera):
         return [self.root / f"{'shared' if camera.startswith('shared') else camera.replace('/', '_')}.bin"]
 
-    def places(self, camera):
+    def offsets(self, camera):
         return list(self.starts)
 
     def pixels(self, camera, episode):

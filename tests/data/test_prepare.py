@@ -1,4 +1,4 @@
-"""From a dataset on disk to batches: the robot's own columns, its statistics, its pictures, its tasks, its outcomes."""
+"""From a dataset on disk to batches: the robot's own columns, its statistics, its images, its tasks, its outcomes."""
 
 import dataclasses
 import json
@@ -52,7 +52,7 @@ def cache(tmp_path, monkeypatch):
 @pytest.fixture
 def no_decoding(monkeypatch):
     def fail(*_):
-        raise AssertionError("a picture was decoded")
+        raise AssertionError("an image was decoded")
 
     monkeypatch.setattr(Dataset, "decode", fail)
 

@@ -237,27 +237,27 @@ def test_a_picture_is_whole(content, expected, tmp_path):
 
 def test_a_camera_of_depths_beside_others_is_noted_once(tmp_path):
     built = build(tmp_path / "data", cameras="image")
-    colours, depths = built.cameras
+    colors, depths = built.cameras
     replace(built, depths, lambda table: [{"bytes": DEPTHS, "path": "a"}] * len(table))
     (note,) = check_dataset(built.root, decode=True)[1]
     assert (note.severity, note.column) == ("note", depths)
     assert "depths, not colors" in str(note)
     dataset = open_dataset(built.root)
-    with pytest.raises(DataError, match="not colours"):
+    with pytest.raises(DataError, match="not colors"):
         next(dataset.decode(depths, 0))
     shown = {camera["name"]: camera for camera in summarize(dataset, OutcomeConfig())["cameras"]}
-    assert shown[colours]["storage"] == "images in parquet"
+    assert shown[colors]["storage"] == "images in parquet"
     assert shown[depths] == {"name": depths, "height": 32, "width": 48, "storage": shown[depths]["storage"]}
     assert "depths" in shown[depths]["storage"]
 
 
-def test_a_depth_amid_colours_is_a_problem(tmp_path):
+def test_a_depth_amid_colors_is_a_problem(tmp_path):
     built = build(tmp_path / "data", cameras="image")
     edit_column(built, built.cameras[0], lambda cells: [{"bytes": DEPTHS, "path": "a"}, *cells[1:]])
     (problem,) = check(built)
     assert "episode 1" in problem
     assert "frame 0" in problem
-    assert "not colours" in problem
+    assert "not colors" in problem
 
 
 def test_a_wrong_data_file_in_the_lists_is_noted(tmp_path):

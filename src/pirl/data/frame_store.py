@@ -133,7 +133,7 @@ class CacheEntry:
             "format": FORMAT_VERSION,
             "camera": camera,
             "files": file_digests(source.source_files(camera), cache / "digests.json"),
-            "places": [list(place) for place in source.places(camera)],
+            "offsets": [list(offset) for offset in source.offsets(camera)],
             "lengths": source.lengths.tolist(),
             "size": [config.height, config.width],
             "compression": config.compression,

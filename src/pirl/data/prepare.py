@@ -12,7 +12,7 @@ from jaxtyping import Bool, Float, Float64, Int64
 
 from pirl.data.chunks import Trajectories
 from pirl.data.frame_cache import FrameCacheConfig, open_frames
-from pirl.data.lerobot.columns import DepthPictureError
+from pirl.data.lerobot.columns import DepthImageError
 from pirl.data.lerobot.reader import Dataset
 from pirl.data.norm_stats import compute_norm_stats, degenerate_dimensions, safe_scales, sample_range
 from pirl.data.outcomes import OutcomeConfig, Outcomes, read_outcomes, try_outcomes
@@ -309,7 +309,7 @@ def _summarize_camera(dataset: Dataset, name: str, unread: list[Problem]) -> dic
         try:
             size = next(iter(dataset.decode(name, first))).shape[:2]
         except DataError as error:
-            if isinstance(error.__cause__, DepthPictureError):
+            if isinstance(error.__cause__, DepthImageError):
                 size, storage = error.__cause__.size, "depths in parquet, which no policy sees"
             else:
                 unread.append(Problem(str(error), episode=numbers[first], column=name))

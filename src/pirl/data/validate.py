@@ -13,7 +13,7 @@ from typing import Any, Literal
 import numpy as np
 
 from pirl.data.labels import LABEL_FILE, read_labels
-from pirl.data.lerobot.columns import DepthPictureError, ParquetDamageError, is_numeric, open_picture, read_all_cells
+from pirl.data.lerobot.columns import DepthImageError, ParquetDamageError, is_numeric, open_image, read_all_cells
 from pirl.data.lerobot.format import DEFAULT_COLUMNS, resolve_inside
 from pirl.data.lerobot.reader import Dataset, scan_dataset
 from pirl.data.lerobot.rows import by_episode
@@ -347,7 +347,7 @@ def _check_camera(dataset: Dataset, camera: str, decode: bool, is_wanted: bool) 
             except BrokenDatasetError:
                 continue  # already reported
             except DataError as error:
-                if isinstance(error.__cause__, DepthPictureError):
+                if isinstance(error.__cause__, DepthImageError):
                     break  # likewise
                 yield Problem(str(error), episode=number, column=camera)
 
@@ -392,7 +392,7 @@ def _check_images(dataset: Dataset, camera: str, is_wanted: bool) -> Iterator[Pr
         except (ParquetDamageError, ValueError) as error:
             yield from _of_file(dataset, file, str(error), camera)
     errors = [error for entries in wrong.values() for *_, error in entries]
-    if len(errors) == len(dataset) and all(isinstance(error, DepthPictureError) for error in errors):
+    if len(errors) == len(dataset) and all(isinstance(error, DepthImageError) for error in errors):
         message = "its images are depths, not colors: a policy cannot look through it"
         yield Problem(message, "problem" if is_wanted else "note", column=camera)
         wrong = {}
@@ -409,7 +409,7 @@ def _check_images(dataset: Dataset, camera: str, is_wanted: bool) -> Iterator[Pr
 
 def _image_size(cell: Any) -> tuple[int, int]:
     """Height and width; raises if the image is not whole, which only PNG can tell without decoding."""
-    with open_picture(cell) as image:
+    with open_image(cell) as image:
         image.verify() if image.format == "PNG" else image.load()
         return image.height, image.width
 

@@ -288,10 +288,10 @@ image_damage("other_image_size", lambda _: _encoded(draw_bars(0, 1, 2, (16, 32))
 
 @broken("cam_high", "episode 1", cameras="image", versions=V21)
 def image_elsewhere(built: Built) -> None:
-    """An image has no bytes but the path of a picture outside the dataset, which is not to be followed."""
-    picture = outside(built) / "secret.png"
-    picture.write_bytes(_encoded(draw_bars(0, 1, 2, (32, 48)))["bytes"])
-    edit_column(built, CAMERAS[0], replaced(2, {"bytes": None, "path": str(picture)}))
+    """An image has no bytes but the path of an image outside the dataset, which is not to be followed."""
+    image = outside(built) / "secret.png"
+    image.write_bytes(_encoded(draw_bars(0, 1, 2, (32, 48)))["bytes"])
+    edit_column(built, CAMERAS[0], replaced(2, {"bytes": None, "path": str(image)}))
 
 
 def ghost_camera(built: Built) -> None:

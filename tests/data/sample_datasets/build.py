@@ -70,7 +70,7 @@ Builder = Callable[[Path], Built]
 
 
 def draw_bars(camera: int, episode: int, frame: int, size: tuple[int, int]) -> UInt8[np.ndarray, "h w 3"]:
-    """An image that says who it is: three rows of eight 4-pixel cells, lowest bit first, on a ramp of colour.
+    """An image that says who it is: three rows of eight 4-pixel cells, lowest bit first, on a ramp of color.
 
     The camera counts from one, so that a black image is nobody's. Red grows rightwards and green downwards, so that a
     flip, a transposition or a swap of channels shows.

@@ -1,4 +1,4 @@
-"""Parquet columns as NumPy arrays, whatever list type a writer chose for them, and the pictures in their cells."""
+"""Parquet columns as NumPy arrays, whatever list type a writer chose for them, and the images in their cells."""
 
 import io
 import threading
@@ -18,7 +18,7 @@ from pirl.data.lerobot.format import ParquetDamageError, first_line, pointer_adv
 from pirl.errors import DataError
 
 # PIL knows many more, some of which run other programs.
-_PICTURE_FORMATS = ("PNG", "JPEG", "WEBP", "BMP")
+_IMAGE_FORMATS = ("PNG", "JPEG", "WEBP", "BMP")
 
 
 class ColumnError(DataError):
@@ -29,11 +29,11 @@ class ColumnError(DataError):
         self.rows, self.value = rows, value
 
 
-class DepthPictureError(DataError):
-    """A picture of something else than colours; `size` is its height and width."""
+class DepthImageError(DataError):
+    """An image of something else than colors; `size` is its height and width."""
 
     def __init__(self, mode: str, size: tuple[int, int]):
-        super().__init__(f"its values (mode {mode}) are not colours but, say, depths")
+        super().__init__(f"its values (mode {mode}) are not colors but, say, depths")
         self.size = size
 
 
@@ -104,17 +104,17 @@ class CellReader:
 
 
 @contextmanager
-def open_picture(cell: Any) -> Iterator[PIL.Image.Image]:
-    """The picture that a cell holds; DataError says why it, or what is done with it, fails."""
+def open_image(cell: Any) -> Iterator[PIL.Image.Image]:
+    """The image that a cell holds; DataError says why it, or what is done with it, fails."""
     content = cell.get("bytes") if isinstance(cell, dict) else cell
     if not isinstance(content, bytes):
         path = cell.get("path") if isinstance(cell, dict) else None
         instead = f", only the name of a file ({path!r:.60})" if path else ", but bare numbers" if content else ""
         raise DataError(f"there is none{instead}; as LeRobot writes them, the bytes of a PNG or JPEG file belong here")
     try:
-        with PIL.Image.open(io.BytesIO(content), formats=_PICTURE_FORMATS) as image:
+        with PIL.Image.open(io.BytesIO(content), formats=_IMAGE_FORMATS) as image:
             if image.mode == "F" or image.mode.startswith("I"):
-                raise DepthPictureError(image.mode, (image.height, image.width))
+                raise DepthImageError(image.mode, (image.height, image.width))
             yield image
     except DataError:
         raise

@@ -48,7 +48,6 @@ class Feature:
 
     @property
     def is_camera(self) -> bool:
-        """Whether its values are pictures."""
         return self.dtype in CAMERA_DTYPES
 
     @property
@@ -79,7 +78,6 @@ class Info:
 
     @property
     def cameras(self) -> tuple[str, ...]:
-        """Names of the camera features."""
         return tuple(name for name, feature in self.features.items() if feature.is_camera)
 
     @property
@@ -117,7 +115,7 @@ def read_info(root: Path) -> Info:
 
     version = content.get("codebase_version")
     if version not in VERSIONS:
-        remedy = "older data: convert it with LeRobot's own tools first" if version in ("v1.6", "v1.5") else "unknown"
+        remedy = "older data: convert it with LeRobot's own tools first"
         complain("codebase_version", f"one of {', '.join(VERSIONS)} ({remedy})", version)
         version = "v2.1"
     fps = content.get("fps")
@@ -135,14 +133,13 @@ def read_info(root: Path) -> Info:
             complain(f"feature {name!r:.80}", "an object with dtype and shape, and its name without / or ..", entry)
         else:
             features[name] = feature
-    default_data, default_video = DEFAULT_PATHS[version[:2]]
-    paths = {"data_path": content.get("data_path") or default_data}
-    paths["video_path"] = content.get("video_path") or default_video
+    videos = [name for name, feature in features.items() if feature.dtype == "video"]
+    defaults = zip(("data_path", "video_path"), DEFAULT_PATHS[version[:2]], strict=True)
+    paths = {key: content.get(key) or default for key, default in defaults}
     for key, template in paths.items():
         complaint = _check_template(template)
-        if complaint is None and key == "video_path" and "{video_key}" not in template:
-            videos = [name for name, feature in features.items() if feature.dtype == "video"]
-            complaint = f"gives {' and '.join(videos)} the same file" if len(videos) > 1 else None
+        if complaint is None and key == "video_path" and "{video_key}" not in template and len(videos) > 1:
+            complaint = f"gives {' and '.join(videos)} the same file"
         if complaint:
             problems.append(Problem(f"{key} {complaint}", file=INFO_FILE, value=f"{template!r:.120}"))
     robot_type, totals = content.get("robot_type"), [count(key, None) for key in ("total_episodes", "total_frames")]
@@ -153,8 +150,7 @@ def read_info(root: Path) -> Info:
         version=version,
         fps=float(fps),
         features=features,
-        data_path=paths["data_path"],
-        video_path=paths["video_path"],
+        **paths,
         chunks_size=chunks_size,
         robot_type=robot_type if isinstance(robot_type, str) else None,
         total_episodes=totals[0],
@@ -187,7 +183,7 @@ def _check_template(template: Any) -> str | None:
         if name is None:
             continue
         if name not in _TEMPLATE_FIELDS:
-            return f"has a name {{{name}}}; known are {', '.join(sorted(_TEMPLATE_FIELDS))}"
+            return f"has a field {{{name}}}; known are {', '.join(sorted(_TEMPLATE_FIELDS))}"
         if conversion or not re.fullmatch(r"(0?\d?d?)?", spec or "") or (name == "video_key" and spec):
             return f"has a format {{{name}:{spec}}} that is not a plain number format"
     literal = "".join(text for text, *_ in parts)
@@ -200,9 +196,8 @@ def _check_template(template: Any) -> str | None:
 
 def fill(template: str, chunk: int, file: int, camera: str = "") -> str:
     """A path from a (checked) template. v2 counts files by episode; hand-made data mixes the names of both versions."""
-    return template.format(
-        episode_chunk=chunk, chunk_index=chunk, episode_index=file, file_index=file, video_key=camera
-    )
+    numbers = {"episode_chunk": chunk, "chunk_index": chunk, "episode_index": file, "file_index": file}
+    return template.format(video_key=camera, **numbers)
 
 
 def glob_pattern(template: str) -> str:
@@ -213,8 +208,7 @@ def glob_pattern(template: str) -> str:
 
 def find_files(root: Path, pattern: str) -> list[str]:
     """Files below root by a glob, in order; without the hidden ones that a Mac leaves beside every file it copies."""
-    found = (path.relative_to(root).as_posix() for path in root.glob(pattern) if not path.name.startswith("."))
-    return sorted(found)
+    return sorted(path.relative_to(root).as_posix() for path in root.glob(pattern) if not path.name.startswith("."))
 
 
 def resolve_inside(root: Path, relative: str, *, links: bool = False) -> Path:

@@ -15,8 +15,8 @@ import pyarrow.compute as pc
 from jaxtyping import Int64, UInt8
 
 from pirl.data.labels import DROPPED_FILE, read_dropped
-from pirl.data.lerobot.columns import CellReader, ColumnError, open_picture, read_table, to_numpy
-from pirl.data.lerobot.format import Info, Listing, ParquetDamageError, read_info, read_listing, resolve_inside
+from pirl.data.lerobot.columns import CellReader, ColumnError, open_image, read_table, to_numpy
+from pirl.data.lerobot.format import Info, Listing, read_info, read_listing, resolve_inside
 from pirl.data.lerobot.rows import Rows, by_episode, read_rows
 from pirl.data.lerobot.video import Segment, decode_frames, find_segments
 from pirl.data.problems import BrokenDatasetError, Problem, format_episodes
@@ -111,12 +111,10 @@ class Dataset:
 
     @property
     def lengths(self) -> Int64[np.ndarray, " episodes"]:
-        """Frames per episode."""
         return np.diff(self.rows.starts)
 
     @property
     def cameras(self) -> tuple[str, ...]:
-        """Names of the cameras."""
         return self.info.cameras
 
     def __len__(self) -> int:
@@ -140,10 +138,9 @@ class Dataset:
         One of a table beside the data, by episode_index and frame_index, is called meta/FILE.parquet:COLUMN.
         """
         missing = [name for name in names if name not in self._columns and not is_beside(name)]
+        files = range(len(self.rows.files)) if missing else ()
         with ThreadPoolExecutor() as pool:
-            read = list(
-                pool.map(lambda file: self._read_file(file, missing), range(len(self.rows.files) * bool(missing)))
-            )
+            read = list(pool.map(lambda file: self._read_file(file, missing), files))
         problems = [problem for _, complaints in read for problem in complaints]
         for name in missing:
             pieces = [arrays[name] for arrays, _ in read if name in arrays]
@@ -181,7 +178,7 @@ class Dataset:
         try:
             most_values = 4 * self.rows.file_sizes[file] * (widest + 1)
             table, _ = read_table(resolve_inside(self.root, relative, links=True), names, most_values)
-        except (ParquetDamageError, ValueError) as error:
+        except ValueError as error:  # a DataError is one
             complain(str(error))
             return {}, problems
         used = self.rows.row_in_file[rows]
@@ -208,7 +205,7 @@ class Dataset:
                 raise ValueError(f"has no column {', '.join(absent)}")
             episodes, frames, values = (to_numpy(table[key], (1,)) for key in (*keys, column))
             there = pa.array(episodes.astype(np.int64) * 2**32 + frames.astype(np.int64))
-        except (ParquetDamageError, ColumnError, ValueError) as error:
+        except ValueError as error:
             return [Problem(str(error), file=file, column=column)]
         frame = np.arange(len(self)) - np.repeat(self.starts[:-1], self.lengths)
         found = pc.index_in(pa.array(np.repeat(self.episode_ids, self.lengths) * 2**32 + frame), there)
@@ -246,7 +243,7 @@ class Dataset:
             raise BrokenDatasetError(self.name, problem_list)
         return sorted({segment.video.path for segment in segments if segment is not None})
 
-    def places(self, camera: str) -> list[tuple[int, ...]]:
+    def offsets(self, camera: str) -> list[tuple[int, ...]]:
         """Where in these files each episode lies: file and first frame, or file and rows."""
         if self._in_parquet(camera):
             episodes = range(len(self.episode_ids))
@@ -267,7 +264,7 @@ class Dataset:
             return self._segments[camera]
 
     def _in_parquet(self, camera: str) -> bool:
-        # The files decide: a camera declared as video may have been left as pictures, and the other way round.
+        # The files decide: a camera declared as video may have been left as images, and the other way round.
         return camera in self.rows.column_names
 
     def _decode_images(self, camera: str, episode: int) -> Iterator[UInt8[np.ndarray, "h w 3"]]:
@@ -276,16 +273,16 @@ class Dataset:
             relative = self.rows.files[file]
             try:
                 cells = self._cells.read(resolve_inside(self.root, relative, links=True), camera, rows)
-            except (ParquetDamageError, ValueError) as error:
+            except ValueError as error:
                 raise DataError(f"{self.name}: {relative} {error}.") from error
             for cell in cells:
                 try:
-                    with open_picture(cell.as_py()) as image:
-                        picture = np.asarray(image.convert("RGB"))
+                    with open_image(cell.as_py()) as image:
+                        pixels = np.asarray(image.convert("RGB"))
                 except DataError as error:
                     where = f"{self.name}: {relative}, camera {camera}, episode {number}, frame {frame}"
-                    raise DataError(f"{where}: the picture cannot be decoded: {error}.") from error
-                yield picture
+                    raise DataError(f"{where}: the image cannot be decoded: {error}.") from error
+                yield pixels
                 frame += 1
 
 

@@ -108,7 +108,7 @@ def read_rows(root: Path, info: Info, listing: Listing) -> Rows:
         try:
             table, schema = read_table(resolve_inside(root, relative, links=True), _KEYS, most_rows)
             numbers = _row_keys(table, episode)
-        except (ParquetDamageError, ColumnError, ValueError) as error:
+        except ValueError as error:  # a DataError is one
             if episode is None:
                 damaged[relative] = str(error)
             else:

@@ -88,8 +88,8 @@ def decode_frames(index: VideoIndex, first: int, count: int) -> Iterator[UInt8[n
     while done < count:
         problem, cause = "is damaged or missing", None
         try:
-            for picture in _decode_from(index, first - back, index.pts[first : first + count]):
-                yield picture
+            for pixels in _decode_from(index, first - back, index.pts[first : first + count]):
+                yield pixels
                 done += 1
         except (av.FFmpegError, OSError) as error:
             problem, cause = f"cannot be decoded: {first_line(error)}", error
