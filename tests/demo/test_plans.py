@@ -4,7 +4,6 @@ import json
 import re
 from dataclasses import asdict, replace
 
-import numpy as np
 import pytest
 from fake_runs import save
 
@@ -12,7 +11,6 @@ from pirl.demo.plans import ACRLPD_EXPERT, DEMOS, RIPT, RIPT_EXPERT
 from pirl.demo.run import draw_curves
 from pirl.demo.steps import all_steps
 from pirl.errors import DataError
-from pirl.report.runs import Curve, Run, over_metric
 
 
 def parse(config):
@@ -174,27 +172,6 @@ def test_a_demo_speaks_only_of_policies_that_it_has_and_keeps_what_it_measures()
         if demo.rl.online.env_steps:
             assert demo.rl.checkpoints.keep_period
             assert demo.rl.steps % demo.rl.checkpoints.keep_period == 0
-
-
-def test_curves_over_environment_steps_show_what_was_learned_from_until_then():
-    """Attempts are by a policy that has not learned from them yet; an evaluation after the updates is by one that has."""
-
-    def curve(*points):
-        return Curve(*(np.array(values, np.float64) for values in zip(*points, strict=True)))
-
-    run = Run(
-        "RIPT",
-        {
-            "rollout/env_steps": curve((0, 100), (20, 250), (30, 420)),
-            "rollout/success": curve((0, 0.3), (20, 0.4), (30, 0.5)),
-            "eval/success": curve((20, 0.35), (40, 0.6)),
-        },
-    )
-    seen = over_metric(run, "rollout/env_steps")
-    assert seen.curves["rollout/success"].steps.tolist() == [0, 100, 250]
-    assert seen.curves["eval/success"].steps.tolist() == [100, 420]
-    assert seen.curves["eval/success"].values.tolist() == [0.35, 0.6]
-    assert not over_metric(Run("BC", {"loss": curve((0, 1.0))}), "rollout/env_steps").curves
 
 
 def test_axes_say_what_they_count(tmp_path):

@@ -76,11 +76,6 @@ def test_all_are_tried_briefly_and_the_best_for_longer(tmp_path, capfd):
     assert "2 of 6 trials continue beyond 2 updates: trial-002, trial-005" in said
 
 
-def test_the_smallest_can_be_the_best(tmp_path):
-    trials = sweep(plan_in(tmp_path, "1e-3", "1e-5", "1e-4", mode="min", rungs=(1, 2)))
-    assert [trial.number for trial in trials] == [1, 2, 0]
-
-
 def test_a_range_is_kept_to_and_the_same_seed_draws_the_same_again(tmp_path):
     plan = with_range(tmp_path / "a", 12, rungs=(2,))
     drawn = rates(sweep(plan))
@@ -129,30 +124,18 @@ def test_when_all_fail_the_last_words_are_shown(tmp_path):
     assert "training some/sweep/trial-001 to 2\n  error: the loss is not finite." in str(error.value)
 
 
-def test_a_run_without_the_metric_says_what_it_has(tmp_path):
-    (tmp_path / "metrics.jsonl").write_text('{"step": 1, "loss": 1.0}\n{"step": 2, "eval/success": null}\n')
-    with pytest.raises(DataError, match="logged no eval/success; it logged eval/success, loss"):
-        measure(tmp_path, "eval/success")
-
-
-def test_a_run_that_was_stopped_on_the_way_is_not_taken_for_one_that_came_to_its_rung(tmp_path):
-    (tmp_path / "metrics.jsonl").write_text('{"step": 1, "eval/success": 0.5}\n')
+def test_what_a_run_measured_last_counts_with_its_own_interval_unless_it_was_stopped(tmp_path):
+    interval = '"eval/success_low": 0.4, "eval/success_high": 0.6'
+    (tmp_path / "metrics.jsonl").write_text(f'{{"step": 1, "eval/success": 0.5, {interval}}}\n')
+    assert measure(tmp_path, "eval/success") == (0.5, [0.4, 0.6])
+    with pytest.raises(DataError, match="logged no online/success; it logged eval/success, "):
+        measure(tmp_path, "online/success")
+    with (tmp_path / "metrics.jsonl").open("a") as log:
+        log.write('{"step": 2, "eval/success": 0.7}\n')
     (tmp_path / "metadata.json").write_text('{"stopped": true}')
     with pytest.raises(DataError, match="was stopped before it came to its end"):
         measure(tmp_path, "eval/success")
     (tmp_path / "metadata.json").write_text('{"stopped": false}')
-    assert measure(tmp_path, "eval/success") == (0.5, [])
-
-
-def test_an_interval_is_that_of_the_value(tmp_path):
-    lines = [
-        {"step": 1, "eval/success": 0.5, "eval/success_low": 0.4, "eval/success_high": 0.6},
-        {"step": 2, "eval/success": 0.7},
-    ]
-    file = tmp_path / "metrics.jsonl"
-    file.write_text("".join(json.dumps(line) + "\n" for line in lines[:1]))
-    assert measure(tmp_path, "eval/success") == (0.5, [0.4, 0.6])
-    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
     assert measure(tmp_path, "eval/success") == (0.7, [])
 
 

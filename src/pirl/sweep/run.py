@@ -113,8 +113,8 @@ def measure(directory: Path, metric: str) -> tuple[float, list[float]]:
         known = ", ".join(sorted(curves)) or "nothing"
         raise DataError(f"{directory} was trained, but logged no {metric}; it logged {known}.")
     step = max(values)
-    edges = [by_step(curves, f"{metric}_{edge}").get(step) for edge in ("low", "high")]
-    return values[step], [edge for edge in edges if edge is not None]
+    edges = [by_step(curves, f"{metric}_{edge}") for edge in ("low", "high")]
+    return values[step], [edge[step] for edge in edges] if all(step in edge for edge in edges) else []
 
 
 class _Sweep:
