@@ -14,7 +14,6 @@ import pytest
 from fakes import CAMERA, MAX_STEPS, CorridorEnv, CorridorPool, Walker
 from pirl.data import OutcomeConfig, check_dataset, open_dataset, read_outcomes
 from pirl.envs.collect import LOG_FILE, CollectionLog, DatasetFormat, collect_dataset
-from pirl.envs.experts import ExpertConfig
 from pirl.envs.rollout import make_starts
 from pirl.errors import ConfigError, DataError
 from python_path import python_path
@@ -209,12 +208,6 @@ def test_a_dataset_that_something_else_wrote_is_not_continued(tmp_path, damage, 
     assert files_of(tmp_path) == before
 
 
-def test_resuming_what_was_never_begun_begins_it(tmp_path):
-    run(tmp_path / "new", resume=True)
-    run(tmp_path / "plain")
-    assert files_of(tmp_path / "new") == files_of(tmp_path / "plain")
-
-
 def test_an_interruption_leaves_what_was_written(tmp_path):
     def interrupt(result):
         if result.index == 3:
@@ -227,14 +220,6 @@ def test_an_interruption_leaves_what_was_written(tmp_path):
     run(tmp_path / "copy", resume=True)
     run(tmp_path / "whole")
     assert_same_dataset(tmp_path / "copy", tmp_path / "whole")
-
-
-def test_an_expert_errs_alike_when_resumed(tmp_path):
-    actor = ExpertConfig(give_up=0.5)
-    whole = run(tmp_path / "whole", actor=actor)
-    run(tmp_path / "part", actor=actor, starts=STARTS[:3])
-    assert run(tmp_path / "part", actor=actor, resume=True) == whole
-    assert len({episode.success for episode in whole.episodes}) == 2
 
 
 @pytest.mark.parametrize("field", ["state", "actions"])

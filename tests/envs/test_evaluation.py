@@ -1,14 +1,16 @@
-"""Evaluations count what happened, and comparisons pair the same starts."""
+"""Evaluations count what happened, comparisons pair the same starts, and intervals are the published ones."""
 
 import dataclasses
 import json
+import math
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from fakes import CAMERA, MAX_STEPS, CorridorEnv, CorridorPool, Walker
-from pirl.envs.base import Start
-from pirl.envs.evaluation import Evaluation, compare, evaluate, play, wilson
+from pirl.envs.evaluation import Evaluation, Pairs, compare, evaluate, mcnemar, paired_difference, play, wilson
 from pirl.envs.experts import ExpertConfig
 from pirl.envs.rollout import make_starts
 from pirl.errors import EnvError, UserError
@@ -54,15 +56,6 @@ def test_nothing_is_said_of_a_rate_when_everything_was_lost():
     assert evaluation.summary().rate is None
     assert "no episode was finished, 2 lost" in str(evaluation.summary())
     json.dumps(evaluation.to_json(), allow_nan=False)
-
-
-def test_tasks_are_summed_up_one_by_one():
-    strolls = [start.seed for start in STARTS if start.task == "stroll"]
-    tasks = run(Walker(stands=strolls)).by_task()
-    assert {task: (summary.successes, summary.episodes) for task, summary in tasks.items()} == {
-        "walk": (6, 6),
-        "stroll": (0, 6),
-    }
 
 
 @pytest.mark.parametrize("size", [1, 2, 12])
@@ -138,19 +131,86 @@ def test_a_clear_difference_is_called_by_its_name():
     assert "on 12 paired episodes, p = 0.0005" in compare(good, bad).format("A", "B")
 
 
-def test_evaluations_without_a_common_start_are_not_compared():
-    others = make_starts(DESCRIPTION, 3, 7, None)
-    comparison = compare(run(Walker()), run(Walker(), starts=others))
-    assert (comparison.pairs.n, comparison.left_out) == (0, 15)
-    assert "nothing to compare" in comparison.format("A", "B")
-
-
-def test_the_same_seed_of_another_task_is_another_start():
-    first, second = (run(Walker(), starts=[Start(task, 3), Start(task, 4)]) for task in DESCRIPTION.tasks)
-    assert (compare(first, second).pairs.n, compare(first, second).left_out) == (0, 4)
-
-
 def test_the_same_start_twice_cannot_be_paired():
     twice = Evaluation(run(Walker()).results * 2, {})
     with pytest.raises(UserError, match="same task and seed"):
         compare(twice, twice)
+
+
+Z = 1.959963984540054
+counts = st.integers(0, 60)
+pairs_of_outcomes = st.builds(Pairs, counts, counts, counts, counts)
+
+
+@pytest.mark.parametrize(
+    ("successes", "n", "low", "high"),
+    [
+        (8, 10, 0.4902, 0.9433),
+        # Newcombe (1998), two-sided intervals for the single proportion, table I, method 3.
+        (81, 263, 0.2553, 0.3662),
+        (0, 20, 0.0, 0.1611),
+        (1, 29, 0.0061, 0.1718),
+    ],
+)
+def test_wilson_gives_the_published_intervals(successes, n, low, high):
+    assert wilson(successes, n) == pytest.approx((low, high), abs=5e-5)
+
+
+@given(st.integers(1, 5000))
+def test_without_or_with_only_successes_wilson_has_a_closed_form(n):
+    assert wilson(0, n) == (0.0, pytest.approx(Z**2 / (n + Z**2)))
+    assert wilson(n, n) == (pytest.approx(n / (n + Z**2)), 1.0)
+
+
+def test_of_no_episodes_nothing_is_known():
+    assert wilson(0, 0) == (0.0, 1.0)
+    assert paired_difference(Pairs(0, 0, 0, 0)) == (-1.0, 1.0)
+    assert mcnemar(Pairs(0, 0, 0, 0)) == 1.0
+
+
+@pytest.mark.parametrize(("n", "rate"), [(20, 0.5), (200, 0.98)])
+def test_wilson_covers_the_truth_about_95_times_in_a_hundred(n, rate):
+    """Exactly, by the probability of every outcome."""
+    probability = [math.comb(n, k) * rate**k * (1 - rate) ** (n - k) for k in range(n + 1)]
+    covered = sum(p for k, p in enumerate(probability) if wilson(k, n)[0] <= rate <= wilson(k, n)[1])
+    assert 0.92 < covered < 0.98
+
+
+def test_paired_outcomes_of_a_published_study():
+    """Airway hyper-responsiveness (Bentur et al. 2009), as analysed by Fagerland, Lydersen and Laake (2014)."""
+    pairs = Pairs(both=1, only_first=1, only_second=7, neither=12)
+    assert pairs.difference == pytest.approx(0.286, abs=5e-4)
+    assert paired_difference(pairs) == pytest.approx((0.026, 0.507), abs=5e-4)
+    assert mcnemar(pairs) == pytest.approx(0.0703, abs=5e-5)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "p"),
+    [(0, 5, 2 / 32), (0, 6, 2 / 64), (3, 3, 1.0), (2, 10, 2 * (1 + 12 + 66) / 4096), (0, 1, 1.0)],
+)
+def test_mcnemar_counts_coin_tosses(first, second, p):
+    assert mcnemar(Pairs(17, first, second, 4)) == pytest.approx(p)
+
+
+@given(pairs_of_outcomes)
+def test_exchanging_the_two_turns_the_difference_around(pairs):
+    turned = Pairs(pairs.both, pairs.only_second, pairs.only_first, pairs.neither)
+    low, high = paired_difference(pairs)
+    assert paired_difference(turned) == pytest.approx((-high, -low), abs=1e-12)
+    assert mcnemar(turned) == mcnemar(pairs)
+    assert -1 <= low <= pairs.difference <= high <= 1
+
+
+@pytest.mark.parametrize("cells", [(0.4, 0.1, 0.2, 0.3), (0.8, 0.05, 0.1, 0.05)])
+def test_the_interval_of_the_difference_covers_the_truth(cells):
+    rng = np.random.default_rng(0)
+    truth, n, trials = cells[2] - cells[1], 60, 3000
+    covered = 0
+    for counts in rng.multinomial(n, cells, size=trials).tolist():
+        low, high = paired_difference(Pairs(*counts))
+        covered += low <= truth <= high
+    assert 0.93 < covered / trials < 0.98
+    # Equal policies are called different less often than promised: the exact test is on the safe side.
+    equal = (cells[0], *[(cells[1] + cells[2]) / 2] * 2, cells[3])
+    rejected = sum(mcnemar(Pairs(*counts)) < 0.05 for counts in rng.multinomial(n, equal, size=trials).tolist())
+    assert rejected / trials < 0.05

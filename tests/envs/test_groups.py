@@ -1,9 +1,12 @@
-"""Groups of attempts: mixed ones are kept, uniform ones dropped, the budget holds, and nothing lost gets in."""
+"""Groups of attempts: mixed ones are kept, uniform ones dropped; and a curriculum of contexts near the target."""
 
+import dataclasses
 import itertools
+import json
 import multiprocessing
 import os
 import signal
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -15,11 +18,12 @@ from hypothesis import strategies as st
 
 from fakes import POINT, LocalPool, Point, StraightPolicy
 from pirl.envs import EnvConfig, ExpertConfig, Start
-from pirl.envs.groups import Context, Group, GroupedRollouts, roll_out_groups
+from pirl.envs.base import MAX_EVALUATION_SEED
+from pirl.envs.groups import Context, Curriculum, CurriculumConfig, Group, GroupedRollouts, roll_out_groups
 from pirl.envs.pool import ProcessPool, open_pool
-from pirl.envs.rollout import Rollout, roll_out
+from pirl.envs.rollout import Rollout, make_starts, roll_out
 from pirl.envs.runner import ChunkResult, EpisodeFailed, Images, ResetResult
-from pirl.errors import ConfigError, EnvError
+from pirl.errors import CheckpointError, ConfigError, EnvError
 
 Ending = Literal["success", "failure", "lost", "never begun"]
 
@@ -182,15 +186,6 @@ def test_groups_with_both_outcomes_are_kept_whole_and_others_without_their_image
     assert result.is_short
 
 
-def test_one_finished_attempt_is_no_group_to_learn_from() -> None:
-    fates = [[Fate("success", 2), Fate("lost", 4)], [Fate("lost", 2), Fate("never begun", 1)]]
-    result = roll(FatedPool(2, 1, fates), groups=1, budget=2)
-    assert not result.kept
-    assert [group.success_rate for group in result.dropped] == [1.0, None]
-    assert [group.lost for group in result.dropped] == [("it broke",), ("it broke", "it would not begin")]
-    assert all(group.is_uniform for group in result.dropped)
-
-
 def test_slots_are_busy_while_there_is_something_to_do_and_nothing_is_done_in_vain() -> None:
     mixed = [Fate("success", 6), Fate("failure", 6), Fate("success", 6), Fate("failure", 6)]
     pool = FatedPool(4, 1, [mixed] * 9)
@@ -202,13 +197,6 @@ def test_slots_are_busy_while_there_is_something_to_do_and_nothing_is_done_in_va
     pool = FatedPool(4, 1, [uniform, uniform, mixed])
     assert roll(pool, attempts=4, groups=1, budget=9).tried == 3
     assert set(pool.busy) == {4}
-
-
-@pytest.mark.parametrize("ending", ["failure", "success", "lost"])
-def test_it_ends_with_the_budget_however_all_attempts_end(ending: Ending) -> None:
-    result = roll(FatedPool(3, 2, [[Fate(ending, 5)] * 3] * 6), attempts=3, groups=2, budget=6)
-    assert (len(result.kept), result.tried, result.is_short) == (0, 6, True)
-    assert (result.attempts, len(result.lost)) == ((0, 18) if ending == "lost" else (18, 0))
 
 
 def test_where_nothing_ever_begins_it_says_so_instead_of_losing_everything() -> None:
@@ -250,13 +238,6 @@ def test_starts_may_wait_for_what_came_of_others() -> None:
     assert set(pool.busy) == {1}
 
 
-def test_inferences_are_counted_and_timed() -> None:
-    policy = Still()
-    result = roll(FatedPool(2, 1, [[Fate("success", 3), Fate("failure", 6)]]), policy, groups=1)
-    assert result.inferences == policy.inferred == 2
-    assert 0 < result.policy_seconds <= result.seconds
-
-
 # --- with environments -------------------------------------------------------------------------------------------------
 
 WILD = StraightPolicy(noise=2.5)
@@ -290,27 +271,6 @@ def test_attempts_begin_alike_and_go_their_own_ways() -> None:
             assert np.abs(other.actions[0] - first.actions[0]).max() > 1e-3
     # The first attempt is what an evaluation from the same start would see.
     np.testing.assert_array_equal(result.kept[0].attempts[0].actions, plain[0].actions)
-
-
-def test_tables_begin_alike_for_every_attempt() -> None:
-    with open_pool(EnvConfig("tabletop"), 4) as pool:
-
-        class Noise(Still):
-            def infer(self, observations: Any, prompts: Any, seeds: Any, steps: Any) -> np.ndarray:
-                rngs = [np.random.default_rng([seed, step]) for seed, step in zip(seeds, steps, strict=True)]
-                return np.stack([rng.uniform(-1, 1, (3, 3)) for rng in rngs]).astype(np.float32)
-
-        contexts = (Context(pool.description.tasks[seed % 4], seed) for seed in itertools.count())
-        seen: list[Rollout] = []
-        roll(pool, Noise(), contexts, attempts=3, groups=1, budget=2, on_rollout=seen.append)
-    seen.sort(key=lambda rollout: (rollout.start.seed, rollout.start.attempt))
-    for rollouts in (seen[:3], seen[3:6]):
-        for rollout in rollouts[1:]:
-            for name, values in rollout.observations.items():
-                np.testing.assert_array_equal(values[0], rollouts[0].observations[name][0])
-            assert not np.array_equal(rollout.actions[0], rollouts[0].actions[0])
-    camera = next(iter(pool.description.robot.cameras.values()))
-    assert not np.array_equal(seen[0].observations[camera][0], seen[3].observations[camera][0])
 
 
 @pytest.fixture(scope="module")
@@ -389,3 +349,135 @@ def test_workers_killed_on_the_way_cost_one_attempt_each(pool: ProcessPool) -> N
             same = undisturbed[rollout.start]
             np.testing.assert_array_equal(rollout.actions, same.actions)
             np.testing.assert_array_equal(rollout.observations["state"], same.observations["state"])
+
+
+DESCRIPTION = dataclasses.replace(LocalPool(1).description, tasks=("left", "right", "up"))
+PLAIN = CurriculumConfig(initial_states=4, memory=0.0)
+
+
+def draw(curriculum: Curriculum, iteration: int, count: int) -> list[Context]:
+    return list(itertools.islice(curriculum.contexts(iteration), count))
+
+
+def first_draws(curriculum: Curriculum, iterations: int = 3000) -> Counter[Context]:
+    return Counter(next(curriculum.contexts(iteration)) for iteration in range(iterations))
+
+
+def with_rates(config: CurriculumConfig, rates: list[float]) -> tuple[Curriculum, list[Context]]:
+    """A curriculum whose contexts, in the order of their seeds, have these running success rates."""
+    curriculum = Curriculum(config, DESCRIPTION, 0)
+    contexts = sorted(set(draw(curriculum, 0, 3 * (config.initial_states or 0))), key=lambda context: context.seed)
+    for context, rate in zip(contexts, rates, strict=True):
+        curriculum.record(context, rate)
+    return curriculum, contexts
+
+
+@pytest.mark.parametrize("target", [0.3, 0.5, 0.8])
+def test_contexts_near_the_target_are_drawn_most_and_the_others_rarely_but_do_get_drawn(target: float) -> None:
+    rates = [number / 11 for number in range(12)]
+    curriculum, contexts = with_rates(dataclasses.replace(PLAIN, success_rate_target=target), rates)
+    counts = first_draws(curriculum)
+    drawn = np.array([counts[context] for context in contexts])
+    # Within three deviations of what is promised: 1 at the target, falling like a bell, never below the floor.
+    share = 0.05 + 0.95 * np.exp(-16 * (np.array(rates) - target) ** 2)
+    expected = 3000 * share / share.sum()
+    assert np.all(np.abs(drawn - expected) < 3.5 * np.sqrt(expected))
+    assert abs(rates[int(drawn.argmax())] - target) <= 1 / 11
+    assert 0 < drawn.min() < drawn.max() / 5
+
+
+def test_the_running_rate_forgets() -> None:
+    """By hand: 0.5, then 0.5·0.5 + 0.5·1, then 0.5·0.75 + 0.5·0, then nothing finished."""
+    curriculum = Curriculum(CurriculumConfig(initial_states=1), DESCRIPTION, 0)
+    context = next(curriculum.contexts(0))
+    for rate, expected in ((1.0, 0.75), (0.0, 0.375), (None, 0.1875)):
+        curriculum.record(context, rate)
+        assert curriculum.summary()["success_rate"] == pytest.approx(expected)
+    assert curriculum.summary()["tried"] == pytest.approx(1 / 3)
+
+
+CONFIGS = st.builds(
+    CurriculumConfig,
+    initial_states=st.none() | st.integers(1, 6),
+    success_rate_target=st.floats(0.05, 0.95),
+    sharpness=st.floats(0, 1e6),
+    floor=st.floats(1e-6, 1),
+    memory=st.floats(0, 0.99),
+)
+
+
+@settings(max_examples=60)
+@given(CONFIGS, st.integers(0, 10_000), st.integers(0, 1000), st.lists(st.floats(0, 1) | st.none(), max_size=40))
+def test_draws_are_valid_do_not_repeat_and_survive_a_restart(
+    config: CurriculumConfig, seed: int, iteration: int, rates: list[float | None]
+) -> None:
+    curriculum = Curriculum(config, DESCRIPTION, seed)
+    for context, rate in zip(curriculum.contexts(iteration), rates, strict=False):
+        curriculum.record(context, rate)
+    restored = Curriculum(config, DESCRIPTION, seed)
+    restored.restore(json.loads(json.dumps(curriculum.state())))
+    count = 3 * (config.initial_states or 8)
+    drawn = draw(curriculum, iteration + 1, 2 * count)
+    assert drawn == draw(restored, iteration + 1, 2 * count) == draw(curriculum, iteration + 1, 2 * count)
+    assert restored.summary() == curriculum.summary()
+    assert {context.task for context in drawn} <= set(DESCRIPTION.tasks)
+    assert all(0 <= context.seed < 2**31 for context in drawn)
+    for part in (drawn[:count], drawn[count:]):
+        assert len(set(part)) == count
+    if config.initial_states is None:
+        assert len(set(drawn)) == 2 * count
+    else:
+        assert set(drawn[:count]) == set(drawn[count:])
+    assert all(0 <= value <= 1 for value in curriculum.summary().values())
+
+
+def test_what_is_recorded_on_the_way_counts_from_the_next_iteration() -> None:
+    curriculum = Curriculum(PLAIN, DESCRIPTION, 1)
+    undisturbed = draw(curriculum, 5, 24)
+    drawn = []
+    for context in itertools.islice(curriculum.contexts(5), 24):
+        drawn.append(context)
+        curriculum.record(context, 0.0 if len(drawn) % 2 else 0.4)
+    assert drawn == undisturbed
+    assert draw(curriculum, 6, 24) != undisturbed
+
+
+def test_with_new_states_every_time_it_is_the_tasks_that_have_rates() -> None:
+    curriculum = Curriculum(CurriculumConfig(memory=0.0), DESCRIPTION, 0)
+    for context in draw(curriculum, 0, 60):
+        curriculum.record(context, {"left": 0.5, "right": 0.0, "up": 1.0}[context.task])
+    tasks = Counter(context.task for context in draw(curriculum, 1, 3000))
+    assert tasks["left"] > 5 * max(tasks["right"], tasks["up"])
+    assert min(tasks["right"], tasks["up"]) > 60
+    assert curriculum.summary() == {"tried": 1.0, "success_rate": 0.5, "hopeless": 1 / 3, "solved": 1 / 3}
+
+
+@pytest.mark.parametrize("initial_states", [None, 50])
+def test_nothing_is_practised_that_evaluations_measure(initial_states: int | None) -> None:
+    measured = {
+        start.seed for seed in (*range(20), MAX_EVALUATION_SEED - 1) for start in make_starts(DESCRIPTION, 500, seed)
+    }
+    curriculum = Curriculum(CurriculumConfig(initial_states), DESCRIPTION, 3)
+    assert not measured & {context.seed for context in draw(curriculum, 0, 150)}
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"initial_states": 0},
+        {"success_rate_target": 1.0},
+        {"sharpness": float("nan")},
+        {"floor": 0.0},
+        {"memory": 1.0},
+    ],
+)
+def test_settings_that_make_no_sense_are_refused(wrong: dict[str, float]) -> None:
+    ((name, value),) = wrong.items()
+    with pytest.raises(ConfigError, match=f"curriculum.{name} = {value}"):
+        CurriculumConfig(**wrong)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("state", [{}, {"left": {}, "right": {}}, {"left": 1, "right": {}, "up": {}}])
+def test_a_state_of_other_tasks_is_refused(state: dict[str, object]) -> None:
+    with pytest.raises(CheckpointError, match="damaged, or belongs to other tasks"):
+        Curriculum(PLAIN, DESCRIPTION, 0).restore(state)

@@ -102,14 +102,6 @@ def test_the_same_seed_gives_the_same_episode(env: LiberoEnv, libero_assets: Pat
     assert (episodes[0][0]["state"] != episodes[1][0]["state"]).any()
 
 
-def test_the_step_limit_ends_an_episode(env: LiberoEnv) -> None:
-    env.max_steps = 4
-    env.reset(seed=0, options={"task": TASK})
-    ends = [env.step(action)[2:4] for action in actions(4)]
-    env.max_steps = MAX_STEPS["libero_goal"]
-    assert ends == [(False, False)] * 3 + [(False, True)]
-
-
 def test_success_is_rewarded_and_ends_the_episode(env: LiberoEnv) -> None:
     """The stove is on when its knob is turned beyond half a radian: so we turn it."""
     task = "turn_on_the_stove"
@@ -174,27 +166,3 @@ def test_it_is_quiet_and_asks_nothing(libero_assets: Path, tmp_path: Path) -> No
     )
     assert (ran.returncode, ran.stdout, ran.stderr) == (0, "", "")
     assert not (tmp_path / ".libero").exists()
-
-
-def test_a_random_policy_acts_for_an_episode(libero_assets: Path) -> None:
-    import jax
-
-    from pirl.data import PolicyIO
-    from pirl.envs import EnvConfig
-    from pirl.envs.policy import Pi0Policy
-    from pirl.envs.pool import open_pool
-    from pirl.envs.rollout import make_starts, roll_out
-    from pirl.models import Tokenizer, create_model, get_model_config
-
-    config = get_model_config("tiny")
-    options = {"assets": str(libero_assets), "resolution": 64, "max_steps": 20, "quality": "fast"}
-    with open_pool(EnvConfig("libero", options=options), 1, timeout=600.0) as pool:
-        policy_io = PolicyIO(pool.description.robot, config, None, Tokenizer.for_model(config))
-        policy = Pi0Policy(create_model(config, jax.random.key(0)), policy_io, batch_size=1, num_steps=2)
-        starts = make_starts(pool.description, 1, 0, task=TASK)
-        (rollout,) = roll_out(pool, policy, starts, execute_steps=5, keep_images=True)
-    assert rollout.lost is None
-    assert (rollout.prompt, rollout.truncated, len(rollout)) == ("put the bowl on the plate", True, 20)
-    assert rollout.actions.shape == (20, 7)
-    assert rollout.observations["image"].shape == (20, 64, 64, 3)
-    assert np.ptp(rollout.observations["state"][:, :3], axis=0).max() > 1e-3  # it moved

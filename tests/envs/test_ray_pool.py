@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 from fakes import MISHAPS, POINT, UNMAKEABLE, LocalPool, Point, StraightPolicy
-from pirl.envs import EnvConfig, ExpertConfig, Start
+from pirl.envs import EnvConfig, Start, ray_pool
 from pirl.envs.pool import EnvPool, ProcessPool, open_pool
 from pirl.envs.ray_pool import RayPool
 from pirl.envs.rollout import make_starts, roll_out
@@ -74,12 +74,6 @@ def actors(driver: int | None = None) -> set[int]:
     return {
         each for each in descendants(driver or os.getpid()) if titles.get(each, (0, b""))[1].startswith(b"ray::_Host")
     }
-
-
-def stepping(processes: set[int]) -> set[int]:
-    """Those in the middle of a request to execute, which Ray shows in their titles."""
-    titles = parents_and_titles()
-    return {each for each in processes if titles.get(each, (0, b""))[1].startswith(b"ray::_Host.execute")}
 
 
 def soon(condition: Callable[[], Any], seconds: float = 10.0) -> bool:
@@ -162,14 +156,6 @@ class TestOnACluster:
                     assert ours.observations[name].dtype == other.observations[name].dtype
                     np.testing.assert_array_equal(ours.observations[name], other.observations[name])
 
-    def test_an_expert_acts_in_the_actor(self, pool: RayPool) -> None:
-        pool.start(0, Start("right", 3), ExpertConfig())
-        assert isinstance(pool.wait([0])[0], ResetResult)
-        pool.execute(0, 100)
-        segment = pool.wait([0])[0]
-        assert isinstance(segment, ChunkResult)
-        assert segment.success
-
     def test_arrays_may_be_written_to_on_both_sides(self, pool: RayPool) -> None:
         """Ray's own are read-only; and pictures that are kept must not stay in its shared memory."""
         pool.start(0, Start("left", 3))
@@ -211,23 +197,6 @@ class TestOnACluster:
                 assert rollout.lost is None
                 assert rollout.success
 
-    def test_an_actor_killed_from_outside_costs_its_episode_alone(self, pool: RayPool) -> None:
-        # One is in the middle of a step, the other has still to take its own.
-        for slot, seed in ((0, 9004), (1, 1)):
-            pool.start(slot, Start("left", seed))
-        pool.wait([0, 1])
-        pool.execute(0, np.zeros((3, 2), np.float32))
-        assert soon(lambda: stepping(actors()))
-        (hung,) = stepping(actors())
-        os.kill(hung, signal.SIGKILL)
-        pool.execute(1, np.zeros((3, 2), np.float32))
-        answers = pool.wait([0, 1])
-        assert isinstance(answers[0], EpisodeFailed)
-        assert "ended: its worker process has died" in answers[0].reason
-        assert isinstance(answers[1], ChunkResult)
-        pool.start(0, Start("left", 1))
-        assert isinstance(pool.wait([0])[0], ResetResult)
-
     def test_a_hang_costs_its_episode_alone_and_no_more_than_the_timeout(
         self, pool: RayPool, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -258,26 +227,6 @@ class TestOnACluster:
         assert soon(lambda: not killed & parents_and_titles().keys())
         pool.start(0, Start("left", 1))
         assert isinstance(pool.wait([0])[0], ResetResult)
-
-    def test_a_start_forgets_what_was_queued_before(self, pool: RayPool) -> None:
-        # The second of them takes the actor with it.
-        for seed in (1, 9002):
-            pool.start(0, Start("left", seed))
-            pool.wait([0])
-            pool.execute(0, np.zeros((3, 2), np.float32))
-            pool.start(0, Start("right", 2))
-            started = pool.wait([0])[0]
-            assert isinstance(started, ResetResult)
-            assert started.task == "right"
-
-    def test_what_is_asked_wrongly_is_no_lost_episode(self, pool: RayPool) -> None:
-        pool.start(0, Start("up", 1))
-        with pytest.raises(ConfigError, match="point has no task 'up'"):
-            pool.wait([0])
-        with pytest.raises(ConfigError, match="the point was misconfigured"):
-            list(roll_out(pool, StraightPolicy(), [Start("left", 9010)], execute_steps=3))
-        with pytest.raises(ValueError, match="slot 0 has no episode"):
-            pool.execute(0, 1)
 
     def test_an_environment_that_cannot_be_made_says_why(self, cluster: Any) -> None:
         before = actors()

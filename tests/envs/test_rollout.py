@@ -97,18 +97,6 @@ def test_one_inference_serves_all_who_need_a_chunk() -> None:
     assert len(policy.asked) == max(-(-length // 2) for length in lengths)
 
 
-def test_with_two_groups_one_is_planned_for_while_the_other_is_busy() -> None:
-    with LocalPool(4) as pool:
-        rollouts = roll_out(pool, StraightPolicy(), make_starts(pool.description, 4, 0), execute_steps=2, groups=2)
-        list(rollouts)
-    # From the second turn on, when one group is waited for and planned for, the other has been given something to do.
-    waits = [place for place, (what, slot) in enumerate(pool.log) if what == "wait" and slot == 2]
-    assert [slot for what, slot in pool.log if what == "wait"][:4] == [0, 1, 2, 3]
-    assert pool.log.index(("execute", 0)) < pool.log.index(("execute", 1)) < waits[0] < pool.log.index(("execute", 2))
-    second_turn = [place for place, (what, slot) in enumerate(pool.log) if what == "wait" and slot == 0][1]
-    assert pool.log.index(("execute", 3)) < second_turn < waits[1]
-
-
 def test_the_expert_acts_in_the_same_pools() -> None:
     with LocalPool(2) as pool:
         starts = make_starts(pool.description, 6, 1)
@@ -151,15 +139,6 @@ def test_a_pool_in_which_nothing_ever_works_does_not_spin() -> None:
     with LocalPool(1) as pool:
         starts = [Start("left", seed) for seed in (1, 9006, 9006, 9006, 9006, 2)]
         assert len(list(roll_out(pool, StraightPolicy(), starts, execute_steps=3))) == 6
-
-
-def test_a_pool_can_be_used_again_after_a_rollout_was_left_early() -> None:
-    with LocalPool(3) as pool:
-        starts = make_starts(pool.description, 9, 0)
-        first = next(roll_out(pool, StraightPolicy(), starts, execute_steps=3))
-        again = next(roll_out(pool, StraightPolicy(), starts, execute_steps=3))
-    assert first.index == again.index
-    np.testing.assert_array_equal(first.actions, again.actions)
 
 
 class BadPolicy(StraightPolicy):
@@ -237,11 +216,3 @@ def test_a_rollout_becomes_an_episode_for_the_replay_buffer() -> None:
     np.testing.assert_array_equal(episode.states, rollout.observations["state"])
     # The last action is the one that reached the goal, and no observation comes after it.
     assert len(episode.states) == len(episode.actions) == len(episode)
-
-
-def test_running_out_of_time_is_no_end_of_the_task_for_the_replay_buffer() -> None:
-    with LocalPool(1, limit=3) as pool:
-        (rollout,) = roll_out(pool, ExpertConfig(delay=9), [Start("left", 4)], execute_steps=3, keep_images=True)
-    assert (rollout.truncated, rollout.terminated, len(rollout)) == (True, False, 3)
-    episode = rollout.episode(ROBOT)
-    assert (episode.terminal, episode.success) == (False, False)

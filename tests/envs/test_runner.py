@@ -6,11 +6,10 @@ import gymnasium
 import numpy as np
 import pytest
 
-from fakes import POINT, LocalPool, Point, StraightPolicy, assert_images_change_nothing
+from fakes import LocalPool, Point, StraightPolicy, assert_images_change_nothing
 from pirl.data.robots import Robot
-from pirl.envs import EnvAdapter, EnvConfig, ExpertConfig, Start
+from pirl.envs import EnvAdapter, ExpertConfig, Start
 from pirl.envs.base import RobotEnv
-from pirl.envs.pool import open_pool
 from pirl.envs.rollout import Rollout, make_starts, roll_out
 from pirl.envs.runner import ChunkResult, EnvRunner
 from pirl.envs.tabletop.env import TabletopEnv
@@ -65,33 +64,6 @@ def test_an_episode_that_ends_before_the_image_leaves_it_out() -> None:
     assert result.observations.keys() == {"state"}
     # The next one is seen again from its beginning.
     assert runner.start(Start("left", 0)).observation.keys() == {"image", "state"}
-
-
-def test_processes_take_the_same_images() -> None:
-    actions = np.full((3, 2), 0.1, np.float32)
-    runner = EnvRunner(Point())
-    runner.start(Start("left", 3))
-    expected = runner.execute(actions, "last")
-    with open_pool(EnvConfig(POINT), 1) as pool:
-        pool.start(0, Start("left", 3))
-        pool.wait([0])
-        pool.execute(0, actions, images="last")
-        result = pool.wait([0])[0]
-    assert isinstance(result, ChunkResult)
-    assert result.observations["image"].shape == (1, 8, 8, 3)
-    np.testing.assert_array_equal(result.observations["image"], expected.observations["image"])
-    np.testing.assert_array_equal(result.observations["state"], expected.observations["state"])
-
-
-class Ignorant(Point):
-    """Takes images whether anybody looks or not."""
-
-    def _observe(self) -> dict[str, np.ndarray]:
-        return {"image": self._image(), "state": self._position.astype(np.float32)}
-
-
-def test_an_environment_need_not_know_of_it() -> None:
-    assert_images_change_nothing(Ignorant(), Start("left", 2), np.full((11, 2), 0.1, np.float32), execute_steps=4)
 
 
 class Sparing(EnvAdapter):

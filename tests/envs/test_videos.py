@@ -53,17 +53,7 @@ def test_tiles_lie_in_a_grid_and_shorter_episodes_hold_their_last_image():
         assert (border[length:] == color).all()
 
 
-def test_small_images_are_enlarged_by_whole_pixels():
-    rng = np.random.default_rng(0)
-    small = Video(rng.integers(0, 256, (1, 5, 7, 3)).astype(np.uint8), None)
-    (frame, _) = mosaic([small], side=16)[:, 2:-2, 2:-2]
-    assert frame.shape == (15, 21, 3)
-    np.testing.assert_array_equal(frame[1::3, 1::3], small.frames[0])
-    np.testing.assert_array_equal(frame[::3, 2::3], small.frames[0])
-    assert mosaic([small], side=4).shape[1:3] == (9, 11), "larger ones stay as they are"
-
-
-@pytest.mark.parametrize(("fps", "every"), [(10, 1), (25, 1), (30, 2), (50, 2), (60, 3)])
+@pytest.mark.parametrize(("fps", "every"), [(10, 1), (25, 1), (60, 3)])
 def test_a_gif_runs_at_the_right_speed_and_rests_at_the_end(tmp_path, fps, every):
     frames = video(61, True).frames
     (tmp_path / "a.gif").write_bytes(encode_gif(frames, fps))
@@ -117,7 +107,7 @@ def test_the_name_of_a_file_decides_its_format(tmp_path, name):
     assert [file.name for file in path.parent.iterdir()] == [path.name], "nothing half written is left"
 
 
-@pytest.mark.parametrize("name", ["video", "video.avi", "gif"])
+@pytest.mark.parametrize("name", ["video.avi", "gif"])
 def test_another_format_is_refused(tmp_path, name):
     with pytest.raises(UserError, match=r"should end in \.gif, \.mp4 or \.png"):
         video_format(tmp_path / name)
