@@ -415,10 +415,10 @@ def test_a_file_of_the_wrong_size_is_replaced(tmp_path, compression, file, chang
         assert not os.path.samestat(os.fstat(held.fileno()), damaged.stat())
 
 
-def test_a_damaged_picture_is_named(tmp_path):
+def test_a_damaged_image_is_named(tmp_path):
     frames = open_frames(make_source(tmp_path), ["top"], config(tmp_path, "png"))["top"]
     with (entry_directories(tmp_path)[0] / "frames.bin").open("r+b") as file:
-        file.write(b"not a picture")
+        file.write(b"not an image")
     row = next(row for row, (offset, _) in enumerate(frames._index.tolist()) if offset == 0)
     with pytest.raises(DataError, match=f"frame {row} in the frame cache is damaged.*Delete"):
         read_all(frames)

@@ -53,7 +53,7 @@ def test_floats_are_cut_to_whole_pixels_not_rounded():
     color=st.tuples(*[st.integers(1, 255)] * 3),
 )
 @settings(max_examples=50)
-def test_a_plain_image_keeps_its_colour_and_shape_and_is_centred_on_black(size, target, color):
+def test_a_plain_image_keeps_its_color_and_shape_and_is_centred_on_black(size, target, color):
     resized = resize_with_pad(np.broadcast_to(np.uint8(color), (*size, 3)), *target)
     covered = resized.any(axis=-1)
     assert (resized[covered] == color).all()

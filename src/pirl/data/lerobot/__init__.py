@@ -1,1 +1,1 @@
-"""The LeRobot dataset format: read with suspicion, written with care."""
+"""The LeRobot dataset formats v2.0, v2.1 and v3.0: reader and writer."""

@@ -19,11 +19,31 @@ from pirl.data.lerobot.format import Info, Listing, fill, first_line, pointer_ad
 from pirl.data.problems import Problem
 from pirl.errors import DataError
 
+Codec = Literal["libsvtav1", "h264"]
+CODEC_NAMES = {"libsvtav1": "av1", "h264": "h264"}
+"""What info.json calls the video that each encoder makes."""
+
+SMALLEST_SIDE = {"libsvtav1": 64, "h264": 2}
+"""The least height and width. The AV1 encoder refuses smaller frames in some releases, and hangs on some in others."""
+
+# Every second frame is a key frame, as in LeRobot's own recordings: training reads frames in random order. LeRobot's
+# default is AV1, whose encoder was seen to hang once in a while (SVT-AV1 4.1); h264 is ours.
+_ENCODERS = {
+    "libsvtav1": {"g": "2", "crf": "30", "preset": "10"},
+    "h264": {"g": "2", "crf": "23"},
+}
+
+os.environ.setdefault("SVT_LOG", "1")  # the AV1 encoder prints a page per file unless told to report errors only
+
 # Decoders are named by their library, and info.json may use yet another name.
 _CODEC_NAMES = {"libdav1d": "av1", "libaom-av1": "av1", "libsvtav1": "av1", "mp4v": "mpeg4", "h265": "hevc"}
 
+MISSING, UNLISTED = "the video file is missing", "no video is listed for this episode"
+
 # Files that hold their frames themselves: a playlist would have FFmpeg open whatever it names.
 _OPTIONS = {"format_whitelist": "mov,mp4,matroska,webm,avi", "protocol_whitelist": "file"}
+
+Complain = Callable[..., None]
 
 
 @dataclass(frozen=True)
@@ -128,9 +148,6 @@ def _open(path: Path) -> av.container.InputContainer:
         raise DataError(pointer_advice(path) or "is no whole mp4, matroska or avi file") from error
 
 
-MISSING, UNLISTED = "the video file is missing", "no video is listed for this episode"
-
-
 @dataclass(frozen=True)
 class Segment:
     """An episode's frames: from number `first` of a video file on."""
@@ -173,9 +190,6 @@ def find_segments(
         else:
             segments |= _whole(video, episodes[0], lengths[episodes[0]], complain)
     return segments, problems
-
-
-Complain = Callable[..., None]
 
 
 def _complain(
@@ -273,25 +287,8 @@ def _split(
     return found
 
 
-Codec = Literal["libsvtav1", "h264"]
-CODEC_NAMES = {"libsvtav1": "av1", "h264": "h264"}
-"""What info.json calls the video that each encoder makes."""
-
-SMALLEST_SIDE = {"libsvtav1": 64, "h264": 2}
-"""The least height and width. The AV1 encoder refuses smaller frames in some releases, and hangs on some in others."""
-
-# Every second frame is a key frame, as in LeRobot's own recordings: training reads frames in random order. LeRobot's
-# default is AV1, whose encoder was seen to hang once in a while (SVT-AV1 4.1); h264 is ours.
-_ENCODERS = {
-    "libsvtav1": {"g": "2", "crf": "30", "preset": "10"},
-    "h264": {"g": "2", "crf": "23"},
-}
-
-os.environ.setdefault("SVT_LOG", "1")  # the AV1 encoder prints a page per file unless told to report errors only
-
-
 def encode_video(frames: UInt8[np.ndarray, "T H W 3"], *, fps: int, codec: Codec) -> bytes:
-    """The frames as an mp4 file in 4:2:0 colour, checked by decoding it; height and width must be even."""
+    """The frames as an mp4 file in 4:2:0 color, checked by decoding it; height and width must be even."""
     time_base = Fraction(1, fps)
     file = io.BytesIO()
     try:
