@@ -104,7 +104,8 @@ def try_outcomes(dataset: Dataset, config: OutcomeConfig) -> tuple[Outcomes | No
     if config.reward == "raw":
         problems += sources.problems
     elif len(labeled) < len(numbers):  # labels are believed first: where all are labeled, no column is needed
-        problems += [p for p in sources.problems if p.episode not in labeled or p.column not in sources.names_read]
+        read = {sources.names[key] for key in sources.columns}  # if not in every episode
+        problems += [p for p in sources.problems if p.episode not in labeled or p.column not in read]
     if problems:
         return None, problems
     rewards, terminals = np.zeros(len(dataset), np.float32), np.zeros(len(dataset), bool)
@@ -112,9 +113,11 @@ def try_outcomes(dataset: Dataset, config: OutcomeConfig) -> tuple[Outcomes | No
     silent: dict[str, list[int]] = {}
     marks: list[Problem] = []
     notes: list[Problem] = []
+    guesses: list[bool] = []
     for episode, number in enumerate(numbers):
         first, last = starts[episode], starts[episode + 1]
-        ending = _find_ending(sources, config, episode, first, last)
+        known, at = sources.success(episode, first, last)
+        ending = _find_ending(sources, config, episode, known, at, last)
         if ending is None:
             silent.setdefault(_advice(sources, episode), []).append(number)
             continue
@@ -123,14 +126,24 @@ def try_outcomes(dataset: Dataset, config: OutcomeConfig) -> tuple[Outcomes | No
         ends[episode], terminals[end - 1] = end, terminal
         success[episode] = -1 if succeeded is None else succeeded
         rewards[first:end] = _rewards(sources, config, episode, first, end, bool(succeeded))
+        if known is None:
+            guesses.append(bool(succeeded))
         if end < last:
             message = f"goes on for {last - end} frames after its success; they are left out"
             notes.append(Problem(message, "note", number))
-    if problems := [*(mark for mark in marks if mark.severity == "problem"), *_silences(silent)]:
+    problems = [mark for mark in marks if mark.severity == "problem"]
+    for advice, silents in silent.items():
+        listed = ", ".join(map(str, silents[:10])) + (f" and {len(silents) - 10} more" if len(silents) > 10 else "")
+        episodes = "episodes say" if len(silents) > 1 else "episode says"
+        problems.append(Problem(f"{len(silents)} {episodes} nothing about success ({listed}){advice}"))
+    if problems:
         return None, problems
+    if guesses and sources.has_only_zeros:
+        taken = f"episodes that are taken for successes: {sum(guesses)}" if any(guesses) else "taken as it is"
+        message = f"is 0 throughout, which says nothing about success; {taken}"
+        marks.append(Problem(message, "note", column=sources.names["reward"]))
     unread = [replace(problem, severity="note") for problem in sources.problems]
-    notes = [*marks, *_placeholders(sources, starts, success), *unread, *notes]
-    return Outcomes(rewards, terminals, ends, success, notes), []
+    return Outcomes(rewards, terminals, ends, success, [*marks, *unread, *notes]), []
 
 
 def shaped_rewards(config: OutcomeConfig, succeeded: bool, steps: int) -> Float32[np.ndarray, " steps"]:
@@ -159,11 +172,6 @@ class OutcomeSources:
     @property
     def reward(self) -> np.ndarray | None:
         return self.columns.get("reward")
-
-    @property
-    def names_read(self) -> set[str | None]:
-        """Columns that could be read, if not in every episode."""
-        return {self.names[key] for key in self.columns}
 
     @property
     def has_only_zeros(self) -> bool:
@@ -332,10 +340,9 @@ def _to_bool(value: Any) -> bool | None:
 
 
 def _find_ending(
-    sources: OutcomeSources, config: OutcomeConfig, episode: int, first: int, last: int
+    sources: OutcomeSources, config: OutcomeConfig, episode: int, success: bool | None, at: int, last: int
 ) -> tuple[bool | None, int, bool] | None:
     """Success (if known), the row after the last one used, and whether it truly ended there; None where nothing tells."""
-    success, at = sources.success(episode, first, last)
     may_tell = sources.has_rewards(episode) or sources.unread_columns or episode in sources.unread_fields
     if success is None and config.unlabeled == "success" and not may_tell:
         success, at = True, last - 1
@@ -377,14 +384,6 @@ def _early_marks(
             yield Problem(message, "problem", number, None, sources.names[key])
 
 
-def _silences(silent: Mapping[str, Sequence[int]]) -> Iterator[Problem]:
-    """Episodes that say nothing, with what to do about them."""
-    for advice, numbers in silent.items():
-        listed = ", ".join(map(str, numbers[:10])) + (f" and {len(numbers) - 10} more" if len(numbers) > 10 else "")
-        plural = "episodes say" if len(numbers) > 1 else "episode says"
-        yield Problem(f"{len(numbers)} {plural} nothing about success ({listed}){advice}")
-
-
 def _advice(sources: OutcomeSources, episode: int) -> str:
     columns = " and ".join(sources.unread_columns)
     if sources.has_rewards(episode):
@@ -396,20 +395,6 @@ def _advice(sources: OutcomeSources, episode: int) -> str:
     if episode in sources.unread_fields:
         return _WITH_FIELDS.format(names=" and ".join(sources.unread_fields[episode]))
     return _WITH_ZEROS if sources.has_only_zeros else _WITHOUT_REWARDS
-
-
-def _placeholders(
-    sources: OutcomeSources, starts: Sequence[int], success: Int8[np.ndarray, " episodes"]
-) -> Iterator[Problem]:
-    """Rewards that were passed over, and what the episodes were taken for without them."""
-    if not sources.has_only_zeros:
-        return
-    silent = [e for e in range(len(success)) if sources.success(e, starts[e], starts[e + 1])[0] is None]
-    if silent:
-        successes = int((success[silent] != -1).sum())
-        taken = f"episodes that are taken for successes: {successes}" if successes else "taken as it is"
-        message = f"is 0 throughout, which says nothing about success; {taken}"
-        yield Problem(message, "note", column=sources.names["reward"])
 
 
 def _rewards(

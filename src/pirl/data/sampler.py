@@ -161,8 +161,6 @@ class ChunkSampler:
         ratios = [1.0] * len(sources) if ratios is None else list(ratios)
         if not sources or len(ratios) != len(sources) or min(ratios) < 0 or not 0 < sum(ratios) < float("inf"):
             raise ConfigError(f"{len(sources)} sources need as many ratios, not negative and not all 0; got {ratios}.")
-        if not 0 <= process_index < process_count:
-            raise ConfigError(f"process {process_index} is not one of {process_count}.")
         if batch_size < 1 or batch_size % process_count:
             raise ConfigError(
                 f"the batch size should be a multiple of the number of processes ({process_count}); it is {batch_size}."
