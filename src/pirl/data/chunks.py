@@ -102,7 +102,7 @@ class ChunkBatch:
     human               whether a human chose all the actions of the chunk, as in a correction
     indicated           tokens of the prompt with a negative and with a positive indicator, if the shape asks for them
     returns             discounted rewards from t to the end of the episode, if the shape asks for them; -inf where the
-                        episode did not truly end, or where nothing tells whether it succeeded
+                        episode did not truly end, or its success is not known
     """
 
     observations: Observation

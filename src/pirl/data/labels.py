@@ -1,4 +1,4 @@
-"""What people say about episodes: success, reward and time-outs, in a file beside the data, which stays as it is."""
+"""Labels of episodes by hand: success, reward and time-outs, in a file beside the data, which is never changed."""
 
 import csv
 import json
@@ -64,7 +64,7 @@ def write_labels(root: Path, labels: Mapping[int, Label]) -> Path:
 
 
 def read_dropped(root: Path) -> set[int]:
-    """Numbers of the episodes that somebody took out of the dataset."""
+    """Numbers of the episodes that were taken out of the dataset (`pirl data drop`)."""
     try:
         path = resolve_inside(root, DROPPED_FILE)
         return set(parse_episodes(path.read_text(encoding="utf-8"))) if path.exists() else set()
@@ -156,7 +156,7 @@ def merge_labels(old: Mapping[int, Label], new: Iterable[Label]) -> dict[int, La
 
 
 def yes_or_no(text: str) -> bool | None:
-    """What a word says of success, if it is one that people use for it."""
+    """A word for success or failure as a bool; None for any other word."""
     word = text.strip().lower()
     return word in _YES if word in _YES | _NO else None
 

@@ -1,9 +1,9 @@
 """How episodes ended and what each step was worth, from whichever convention a dataset follows.
 
-Success of an episode, from the first of these that says something: a label (`pirl data label`); the success column;
+Success of an episode, from the first of these that is there: a label (`pirl data label`); the success column;
 a success field in the episode metadata; rewards that are 1 at success or a cost of every step until then; and, only if
-asked, that a demonstration without any of these, without rewards, and without anything that may tell by its name,
-succeeded. Rewards that are 0 throughout the dataset are a placeholder: they say nothing.
+asked, that a demonstration without any of these, without rewards, and without any column named like an outcome,
+succeeded. Rewards that are 0 throughout the dataset are a placeholder and count as none.
 """
 
 import re
@@ -51,11 +51,11 @@ class OutcomeConfig:
 
     `reward`: `sparse` is 1 at the step of success and 0 elsewhere; `step_penalty` is -1 per step, 0 at the step of
     success; `raw` is the reward column as it is (without one, the same as `sparse`).
-    `failures`: whether an unsuccessful episode truly ended (`terminal`) or ran out of time (`timeout`), where the data
-    does not tell. `auto` is `timeout` for `step_penalty`, which would otherwise prefer to fail early, else `terminal`.
-    `unlabeled`: what to make of episodes that say nothing about success. Where there are rewards that cannot be
-    understood, or columns and metadata that are called like outcomes and are not read, nothing is taken for a success:
-    they may well tell failures. Rewards of 0 throughout are as none.
+    `failures`: whether an unsuccessful episode truly ended (`terminal`) or ran out of time (`timeout`), where that
+    is not recorded. `auto` is `timeout` for `step_penalty`, which would otherwise prefer to fail early, else `terminal`.
+    `unlabeled`: how to treat episodes without any record of success. Where there are rewards that cannot be
+    interpreted, or columns and metadata that are named like outcomes and are not read, nothing is taken for a success:
+    they may record failures. Rewards of 0 throughout count as none.
     `success_threshold`: an episode succeeds with the first reward of at least this much; for rewards such as 0 and 100,
     or of several stages. No success column is read then.
     """
@@ -84,12 +84,12 @@ class Outcomes:
     rewards: Float32[np.ndarray, " rows"]
     terminals: Bool[np.ndarray, " rows"]
     ends: Int64[np.ndarray, " episodes"]
-    success: Int8[np.ndarray, " episodes"]  # 1, 0, or -1 where nothing tells
+    success: Int8[np.ndarray, " episodes"]  # 1, 0, or -1 where it is not known
     notes: Sequence[Problem]
 
 
 def read_outcomes(dataset: Dataset, config: OutcomeConfig) -> Outcomes:
-    """Work out how each episode ended; raises with every episode that does not say."""
+    """Work out how each episode ended; raises with every episode where it is not recorded."""
     outcomes, problems = try_outcomes(dataset, config)
     if outcomes is None:
         raise BrokenDatasetError(dataset.name, problems, "does not tell how its episodes ended")
@@ -153,19 +153,19 @@ def shaped_rewards(config: OutcomeConfig, succeeded: bool, steps: int) -> Float3
     return at_success - 1 if config.reward == "step_penalty" else at_success
 
 
-# --- what the dataset says -------------------------------------------------------------------------------------------
+# --- what the dataset records ----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class OutcomeSources:
-    """The columns, labels and metadata that speak about outcomes; dictionaries by episode go by position."""
+    """The columns, labels and metadata about outcomes; dictionaries are keyed by the position of an episode."""
 
     columns: Mapping[str, np.ndarray]  # those that could be read: reward, success, done, truncated, terminated
     names: Mapping[str, str | None]  # of all that were to be read
     labels: Mapping[int, Label]
     listed: Mapping[int, bool]  # success in the episode metadata
-    success_in_rewards: Mapping[int, np.ndarray]  # marks by frame, where rewards tell
-    unread_columns: Sequence[str]  # that may tell, by their names
+    success_in_rewards: Mapping[int, np.ndarray]  # marks by frame, where rewards show it
+    unread_columns: Sequence[str]  # named like outcomes
     unread_fields: Mapping[int, Sequence[str]]  # of the metadata, likewise
     problems: Sequence[Problem]  # with columns that are there, but cannot be read
 
@@ -175,7 +175,7 @@ class OutcomeSources:
 
     @property
     def has_only_zeros(self) -> bool:
-        """Whether the rewards are 0 throughout: a recorder's placeholder, as far as anybody can tell."""
+        """Whether the rewards are 0 throughout: presumably a recorder's placeholder."""
         return self.reward is not None and not self.reward.any()
 
     def label(self, episode: int) -> Label:
@@ -183,7 +183,7 @@ class OutcomeSources:
         return self.labels.get(episode, Label(episode))
 
     def has_rewards(self, episode: int) -> bool:
-        """Whether there are rewards that may tell of success, even if not in a way that is understood."""
+        """Whether there are rewards that may encode success, even if not in a known way."""
         return (self.reward is not None and not self.has_only_zeros) or self.label(episode).reward is not None
 
     def success(self, episode: int, first: int, last: int) -> tuple[bool | None, int]:
@@ -205,7 +205,7 @@ class OutcomeSources:
         at_last = {key: bool(self.columns[key][last - 1]) for key in END_COLUMNS if key in self.columns}
         if "terminated" in at_last:
             return not at_last["terminated"]
-        # `done` is terminated OR truncated: False at the last frame means the recording was cut, True tells nothing.
+        # `done` is terminated OR truncated: False at the last frame means the recording was cut, True is ambiguous.
         return True if at_last.get("done") is False else at_last.get("truncated")
 
 
@@ -283,7 +283,7 @@ def _success_in_rewards(
     values = set(np.unique(rewards).tolist())
     if values <= {0, 1} or (1 in values and values <= {-1, 0, 1}):
         return {episode: steps == 1 for episode, steps in episodes.items()}
-    # Where steps cost something, an episode of zeros tells nothing.
+    # Where steps cost something, an episode of zeros is ambiguous.
     costly = {episode: steps for episode, steps in episodes.items() if steps.any()}
     return {episode: steps == 0 for episode, steps in costly.items()} if _are_costs(list(costly.values())) else {}
 
@@ -316,7 +316,7 @@ def _labels(dataset: Dataset, problems: list[Problem]) -> dict[int, Label]:
 
 
 def _listed_success(dataset: Dataset) -> tuple[dict[int, bool], dict[int, tuple[str, ...]]]:
-    """What success fields that recorders add to the episode metadata say, and the fields that are not understood."""
+    """Success fields that recorders add to the episode metadata, and the fields that are not understood."""
     found: dict[int, bool] = {}
     unread: dict[int, tuple[str, ...]] = {}
     for episode, number in enumerate(dataset.episode_ids.tolist()):
@@ -342,7 +342,7 @@ def _to_bool(value: Any) -> bool | None:
 def _find_ending(
     sources: OutcomeSources, config: OutcomeConfig, episode: int, success: bool | None, at: int, last: int
 ) -> tuple[bool | None, int, bool] | None:
-    """Success (if known), the row after the last one used, and whether it truly ended there; None where nothing tells."""
+    """Success (if known), the row after the last one used, and whether it truly ended there; None if unknown."""
     may_tell = sources.has_rewards(episode) or sources.unread_columns or episode in sources.unread_fields
     if success is None and config.unlabeled == "success" and not may_tell:
         success, at = True, last - 1

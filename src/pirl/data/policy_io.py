@@ -49,7 +49,7 @@ class PolicyIO:
         self.config = config
         self._adapt = robot.transforms()
         self._scale = Pipeline(() if norm_stats is None else (Normalize(norm_stats, quantiles=config.pi05),))
-        # Where the robot leaves its widths open, its statistics tell them.
+        # Where the robot leaves its widths open, they follow from its statistics.
         widths = {key: stats.width_in(config.action_dim) for key, stats in (norm_stats or {}).items()}
         state_dim = robot.state_dim or widths.get("state")
         action_dim = robot.action_dim or widths.get("actions")

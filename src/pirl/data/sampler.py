@@ -20,9 +20,9 @@ from pirl.errors import ConfigError, DataError
 class ChunkIndexSampler:
     """An endless order of start indices: epoch after epoch, and within an epoch memory pool after memory pool.
 
-    An epoch deals the episodes out to pools anew and shuffles the rows inside each pool, so that only one pool's frames
+    Every epoch assigns the episodes to pools anew and shuffles the rows inside each pool, so that only one pool's frames
     are in use at a time. Rows of equal weight come once per epoch; otherwise they are drawn in proportion to their
-    weight, as many per epoch. Rows of weight 0 never come.
+    weight, as many per epoch. Rows of weight 0 are never drawn.
     """
 
     def __init__(
@@ -84,8 +84,10 @@ class ChunkIndexSampler:
         """The rows of an epoch in order, and where each pool ends. The two last used are kept."""
         if epoch not in self._orders:
             rng = np.random.default_rng([self.seed, epoch])
-            dealt = [self._rows[episode] for episode in rng.permutation(len(self._rows))]
-            pools = [np.concatenate(dealt[i : i + self._pool_size]) for i in range(0, len(dealt), self._pool_size)]
+            episodes = [self._rows[episode] for episode in rng.permutation(len(self._rows))]
+            pools = [
+                np.concatenate(episodes[i : i + self._pool_size]) for i in range(0, len(episodes), self._pool_size)
+            ]
             order = [rng.permutation(pool) for pool in pools] if self._uniform else self._by_weight(rng, pools)
             self._orders[epoch] = np.concatenate(order), np.cumsum([len(pool) for pool in order])
             if len(self._orders) > 2:
