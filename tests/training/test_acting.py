@@ -20,5 +20,5 @@ def test_rollouts_are_guided_once_the_policy_has_learned_what_by(monkeypatch, we
     monkeypatch.setattr(acting, "ChunkPolicy", lambda act, policy_io, **options: planned.append(options["guided"]))
     config = RIPTConfig(weighting=weighting, rollout_guidance=weight)
     agent = RIPTAgent(step=np.int32(updates), actor=None, config=config, real_action_dim=1)
-    acting.practice_planner(agent, None, SimpleNamespace(size=2, groups=1))
+    acting.rollout_policy(agent, None, SimpleNamespace(size=2, groups=1))
     assert planned == [expected]

@@ -18,7 +18,7 @@ from training_runs import assert_same_run, once, pirl_command, read_metrics, val
 from pirl.data import PolicyIO
 from pirl.envs.policy import load_trained_policy
 from pirl.envs.pool import open_pool
-from pirl.training.acting import evaluated_planner
+from pirl.training.acting import evaluated_policy
 from pirl.training.inspect import load_agent
 
 TOY_OPTIONS = ("--steps", 24, "--online.env-steps", 60, "--online.utd-ratio", 0.25, "--online.capacity", 40)
@@ -152,7 +152,7 @@ def test_the_exported_policy_is_whole_and_acts_by_itself_as_in_the_run(
         steps = config.agent.denoising_steps
         assert steps != 10, "another number than what is planned with where nobody says one"
         by_itself = load_trained_policy(run, pool.description, batch_size=2, num_steps=steps)
-        inside = evaluated_planner(agent, policy_io, pool, config)
+        inside = evaluated_policy(agent, policy_io, pool, config)
         random_state = np.random.default_rng(0).normal(size=(2, 8)).astype(np.float32)
         question = ({"observation.state": random_state}, ["put the red block on the green zone"] * 2, [3, 4], [0, 8])
         np.testing.assert_array_equal(inside.infer(*question), by_itself.infer(*question))

@@ -15,7 +15,7 @@ from pirl.data.chunks import Trajectories
 from pirl.data.robots import get_robot
 from pirl.data.transforms import indicate
 from pirl.models import Tokenizer
-from pirl.training.rollout_batches import Rows, cut_batch, group_advantages, plan_batches
+from pirl.training.rollout_batches import Rows, arrange_batches, group_advantages, make_batch
 
 ROBOT = get_robot("tabletop_state")
 MODEL = dataclasses.replace(get_config("demo_ript").model, action_horizon=4, max_token_len=24)
@@ -37,7 +37,7 @@ def plan(config, made, *, size=8, execute_steps=3, seed=(0, 1, 2)):
     attempts, groups, lengths = made
     advantages = group_advantages(config, [[float(outcome) for outcome in group] for group in groups])
     sizes = [len(group) for group in groups]
-    found = plan_batches(
+    found = arrange_batches(
         config,
         lengths,
         advantages,
@@ -167,7 +167,7 @@ def test_every_row_of_a_batch_has_the_advantage_and_the_prompt_of_its_own_episod
     data = attempts_of([3, 5, 4], prompts)
     advantages = np.array([1.5, -0.5, 0.25], np.float32)
     rows, included = np.array([11, 0, 3, 7, 8, 2]), np.array([True, True, True, False, True, True])
-    batch = cut_batch(RIPTConfig(weighting=weighting), Rows(data, rows), advantages, included, SHAPE, policy_io)
+    batch = make_batch(RIPTConfig(weighting=weighting), Rows(data, rows), advantages, included, SHAPE, policy_io)
     episodes = [2, 0, 1, 1, 2, 0]
     assert batch.advantages.tolist() == advantages[episodes].tolist()
     assert batch.included.tolist() == included.tolist()
@@ -186,7 +186,7 @@ def test_every_row_of_a_batch_has_the_advantage_and_the_prompt_of_its_own_episod
 def test_demonstrations_are_asked_for_as_good_ones(policy_io):
     data, shown = attempts_of([3, 5], ["open it", "close it"]), attempts_of([6], ["lift it"])
     rows = np.array([0, 4])
-    batch = cut_batch(
+    batch = make_batch(
         RIPTConfig(weighting="guidance", bc_loss_weight=0.5),
         Rows(data, rows),
         np.array([-1.0, 1.0], np.float32),

@@ -30,7 +30,7 @@ SHAPE = ChunkShape(4, 4)
 @pytest.fixture
 def practise(tmp_path, monkeypatch, unchecked_signatures):
     """Practice in the corridor, which some seeds do not survive. Walkers stand for learners, and plan themselves."""
-    monkeypatch.setattr("pirl.training.streams.practice_planner", lambda agent, *_: agent)
+    monkeypatch.setattr("pirl.training.streams.rollout_policy", lambda agent, *_: agent)
 
     def make(loses=(), directory="replay", reward="sparse", **changes):
         online = dataclasses.replace(OnlineConfig(env_steps=50, episodes_per_round=4), **changes)

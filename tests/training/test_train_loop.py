@@ -17,7 +17,7 @@ from pirl.envs.policy import find_policy
 from pirl.errors import ConfigError, DataError, EnvError, TrainingError, UserError
 from pirl.interop import open_checkpoint
 from pirl.run_files import RunFiles
-from pirl.training.acting import StoppablePlanner
+from pirl.training.acting import StoppablePolicy
 from pirl.training.health import UpdateGuard
 from pirl.training.setup import data_identity, refuse_other_data, set_up
 from pirl.training.streams import OnlineStream
@@ -283,7 +283,7 @@ def test_data_do_not_come_or_go_while_a_run_goes_on():
 )
 def test_a_stop_in_the_middle_of_an_evaluation_saves_what_was_learned(configure, tmp_path, monkeypatch, changes, step):
     every = {"evaluation__every": 4, "validation_every": 4, "checkpoints__every": 4, "online__env_steps": 0}
-    config, run, plan = configure(**{**every, **changes}), tmp_path / "run", StoppablePlanner.plan
+    config, run, plan = configure(**{**every, **changes}), tmp_path / "run", StoppablePolicy.plan
     train(config, exp_name="reference")
 
     def plan_until_stopped(self, *given):
@@ -292,7 +292,7 @@ def test_a_stop_in_the_middle_of_an_evaluation_saves_what_was_learned(configure,
         return plan(self, *given)
 
     with monkeypatch.context() as stopped:
-        stopped.setattr(StoppablePlanner, "plan", plan_until_stopped)
+        stopped.setattr(StoppablePolicy, "plan", plan_until_stopped)
         assert train(config, exp_name="run") == 0
     assert (run / "checkpoints" / "state" / str(step)).is_dir()
     assert not (run / "evaluations" / f"{step}.json").exists()

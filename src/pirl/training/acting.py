@@ -1,4 +1,4 @@
-"""Learners in environments: how they act, and whose success is measured."""
+"""Learners as policies in environments: in rollouts, and where success is measured."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -21,25 +21,25 @@ from pirl.training.health import Interrupted
 from pirl.training.sharding import copy_to_hosts
 
 
-def agent_planner(agent: Agent, policy_io: PolicyIO, pool: EnvPool) -> ChunkPolicy:
+def agent_policy(agent: Agent, policy_io: PolicyIO, pool: EnvPool) -> ChunkPolicy:
     """The learner as it acts: ACRLPD's critics choose among samples; RIPT under guidance steers by the prompt."""
     return ChunkPolicy(partial(_act, agent), policy_io, batch_size=_batch_size(pool), guided=_is_guided(agent))
 
 
-def practice_planner(agent: Agent, policy_io: PolicyIO, pool: EnvPool) -> ChunkPolicy:
-    """The learner as it acts where it learns from what it does."""
-    act: SampleActions = partial(_practise, agent) if isinstance(agent, RIPTAgent) else partial(_act, agent)
+def rollout_policy(agent: Agent, policy_io: PolicyIO, pool: EnvPool) -> ChunkPolicy:
+    """The learner as it acts in the rollouts that it learns from."""
+    act: SampleActions = partial(_act_in_rollout, agent) if isinstance(agent, RIPTAgent) else partial(_act, agent)
     # Before the first update the indicator means nothing to the policy.
     weight = agent.config.rollout_guidance if isinstance(agent, RIPTAgent) else 1.0
     guided = _is_guided(agent) and weight > 0 and int(agent.step) > 0
     return ChunkPolicy(act, policy_io, batch_size=_batch_size(pool), guided=guided)
 
 
-def evaluated_planner(agent: Agent, policy_io: PolicyIO, pool: EnvPool, config: RLTrainConfig) -> ChunkPolicy:
-    """Whose success is measured: the learner's, or that of the policy it exports."""
+def evaluated_policy(agent: Agent, policy_io: PolicyIO, pool: EnvPool, config: RLTrainConfig) -> ChunkPolicy:
+    """The policy whose success is measured: the learner, or the policy that it exports."""
     if config.evaluation.best_of_n:
-        return agent_planner(agent, policy_io, pool)
-    # As the checkpoint says of itself, so that it is measured as it will act elsewhere.
+        return agent_policy(agent, policy_io, pool)
+    # With the settings of its checkpoint, as it will act elsewhere.
     return Pi0Policy(
         agent.policy(),
         policy_io,
@@ -49,36 +49,36 @@ def evaluated_planner(agent: Agent, policy_io: PolicyIO, pool: EnvPool, config: 
     )
 
 
-class StoppablePlanner:
-    """A planner that plans until somebody says stop; then it raises `Interrupted`."""
+class StoppablePolicy:
+    """A policy that raises `Interrupted` once a stop is requested."""
 
-    def __init__(self, planner: Policy, is_stopped: Callable[[], bool]) -> None:
-        self.horizon = planner.horizon
-        self._planner, self._is_stopped = planner, is_stopped
+    def __init__(self, policy: Policy, is_stopped: Callable[[], bool]) -> None:
+        self.horizon = policy.horizon
+        self._policy, self._is_stopped = policy, is_stopped
 
     def infer(
         self, observations: EnvObservation, prompts: Sequence[str], seeds: Sequence[int], steps: Sequence[int]
     ) -> Float32[np.ndarray, "n horizon action_dim"]:
-        """As the planner plans."""
+        """As the policy does."""
         if self._is_stopped():
             raise Interrupted
-        return self._planner.infer(observations, prompts, seeds, steps)
+        return self._policy.infer(observations, prompts, seeds, steps)
 
 
 def acting_copy(agent: Agent) -> Agent:
-    """The learner on the devices of each host alone, where there are several, so that one of them can act by itself.
+    """The learner on the devices of each host alone, without optimizer states, so that one of them can act by itself.
 
-    All processes have to call it. What an optimizer remembers is no part of acting, and is left out.
+    All processes have to call it.
     """
     if jax.process_count() == 1:
         return agent
     acting: Agent = copy_to_hosts(
-        jax.tree_util.tree_map_with_path(lambda path, leaf: None if _is_moment(path) else leaf, agent)
+        jax.tree_util.tree_map_with_path(lambda path, leaf: None if _is_opt_state(path) else leaf, agent)
     )
     return acting
 
 
-def _is_moment(path: tuple[Any, ...]) -> bool:
+def _is_opt_state(path: tuple[Any, ...]) -> bool:
     return any(getattr(key, "name", "") == "opt_state" for key in path)
 
 
@@ -87,7 +87,7 @@ def _is_guided(agent: Agent) -> bool:
 
 
 def _batch_size(pool: EnvPool) -> int:
-    """As many as are planned for at a time."""
+    """As many environments as need actions at a time."""
     return -(-pool.size // pool.groups)
 
 
@@ -99,7 +99,7 @@ def _act(
 
 
 @jax.jit
-def _practise(
+def _act_in_rollout(
     agent: RIPTAgent, observation: Observation | GuidedObservation, keys: Key[Array, " b"]
 ) -> Float[Array, "b horizon action_dim"]:
     return agent.act_in_rollout(observation, keys)

@@ -1,4 +1,4 @@
-"""What a person watches while a run goes on: one live display, or plain lines where there is no terminal."""
+"""The progress of a run on the terminal: a live display, or plain lines where there is no terminal."""
 
 import contextlib
 import logging
@@ -75,7 +75,7 @@ class Display:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._log is not None and error is not None:
-            # What the program does not expect is written with its traceback, for whoever looks the next morning.
+            # An unexpected error is logged with its traceback.
             expected = isinstance(error, UserError | KeyboardInterrupt)
             self._to_log(logging.ERROR, str(error) or type(error).__name__, None if expected else error)
         live, self._live = self._live, None
@@ -107,12 +107,12 @@ class Display:
         self._to_log(logging.INFO, text)
 
     def note(self, text: str) -> None:
-        """Show a few words beside the phase. Safe to call from a signal handler: the display draws them by itself."""
+        """Show a note below the phase; safe to call from a signal handler."""
         self._note = text
 
     @contextlib.contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Say what goes on: offline, online, evaluating, saving."""
+        """Show what is being done."""
         before = self._phase, self._phase_began
         self._phase, self._phase_began = name, time.monotonic()
         try:
@@ -127,7 +127,7 @@ class Display:
             self._console.print(Text(text), soft_wrap=True)
             self._stream.flush()
         except (OSError, SystemExit) as error:  # the latter is what rich makes of a broken pipe
-            # Whoever read along has left: no reason to lose the run.
+            # The reader of a pipe has gone; the run goes on.
             self._console.quiet = True
             self._to_log(logging.WARNING, f"nothing can be printed any more ({error!r}); the run continues.")
 
@@ -146,7 +146,7 @@ class Display:
         return speed if remaining is None else [*speed, f"ETA {format_duration(remaining)}"]
 
     def _remaining(self) -> float | None:
-        """Seconds to the end: from all that has happened since the first steps, which compile, were over."""
+        """Seconds to the end, by the speed since the first steps, which compile."""
         left = self._total - self._step
         if self._began is None or left <= 0:
             return None
@@ -167,7 +167,7 @@ class Display:
 def open_display(config: RLTrainConfig, title: str, run: RunFiles) -> Display:
     """The display of a run; a quiet one in all processes but the main one."""
     if config.goes_by_iterations:
-        # The table of iterations says how it goes.
+        # The table of iterations shows the progress.
         total, unit, every = config.rollout.iterations, "iteration", None
     else:
         total, unit = config.steps + int(config.online.env_steps * config.online.utd_ratio), "step"
@@ -195,7 +195,7 @@ def closing_words(
 
 
 def describe(values: Mapping[str, float | int]) -> list[str]:
-    """The few numbers that say how a run goes, as words."""
+    """The main numbers of a run, formatted."""
     words = [
         f"{word} {values[name]:.3g}" for word, name in (("loss", "loss"), ("q", "critic/q_mean")) if name in values
     ]
@@ -210,10 +210,10 @@ def describe(values: Mapping[str, float | int]) -> list[str]:
 
 
 class _LogFile(logging.FileHandler):
-    """Where the disk is full, what needs it more says so; a line less in the log is no reason for a traceback."""
+    """A full disk is reported by what needs it more; a missing line of the log is no reason for a traceback."""
 
     def handleError(self, record: logging.LogRecord) -> None:
-        """Let it go."""
+        """Ignore it."""
 
 
 @contextlib.contextmanager

@@ -1,7 +1,4 @@
-"""`pirl train --dry-run`: build everything, make a few updates on real data, say what a run would take; write nothing.
-
-Nothing but caches, that is: decoded frames, statistics of the dataset and compiled programs, which the run will need too.
-"""
+"""`pirl train --dry-run`: build everything, make a few updates, print what a run would take; write nothing but caches."""
 
 import contextlib
 import statistics
@@ -23,13 +20,13 @@ from pirl.envs.rollout import make_starts, roll_out
 from pirl.envs.runner import EpisodeFailed, ResetResult
 from pirl.errors import EnvError
 from pirl.text import format_seconds, format_size
-from pirl.training.acting import agent_planner, practice_planner
+from pirl.training.acting import agent_policy, rollout_policy
 from pirl.training.records import named_leaves
-from pirl.training.rollout_batches import Rows, cut_batch
+from pirl.training.rollout_batches import Rows, make_batch
 from pirl.training.setup import Setup, check_env, compile_updates, create_agent, prepare_jax, set_up
 from pirl.training.streams import shaped_episode
 
-# What the arrays of a learner are for, by how their path begins; all others belong to the critics.
+# What the arrays of a learner are, by the beginning of their path; all others belong to the critics.
 _KINDS = {
     "actor/params": "parameters",
     "actor/frozen_params": "frozen",
@@ -45,9 +42,9 @@ def dry_run(config: RLTrainConfig) -> int:
     """Print what training as configured would take; the return value is the exit code."""
     prepare_jax()
     with contextlib.ExitStack() as stack:
-        with _doing("reading the data"):
+        with _activity("reading the data"):
             setup = set_up(config)
-        with _doing("making the learner"):
+        with _activity("making the learner"):
             agent = jax.block_until_ready(create_agent(setup))
         rows = _about_learner(agent) + _about_data(setup)
         pool = None if config.env is None else stack.enter_context(open_pool(config.env, 1))
@@ -121,7 +118,7 @@ def _about_batch(batch: Any) -> list[tuple[str, str]]:
 
 
 def _about_acting(setup: Setup, agent: Agent, pool: EnvPool) -> list[tuple[str, str]]:
-    """One plan for an observation of the environment, compiled and then timed."""
+    """One chunk for an observation of the environment, compiled and then timed."""
     start = make_starts(pool.description, 1, setup.config.online.seed)[0]
     pool.start(0, start)
     answer = pool.wait([0])[0]
@@ -129,26 +126,26 @@ def _about_acting(setup: Setup, agent: Agent, pool: EnvPool) -> list[tuple[str, 
         raise EnvError(f"{pool.description.name} could not be started: {answer.reason}")
     assert isinstance(answer, ResetResult)
     observation = {name: value[None] for name, value in answer.observation.items()}
-    planner = agent_planner(agent, setup.policy_io, pool)
+    policy = agent_policy(agent, setup.policy_io, pool)
     seconds = []
-    with _doing("compiling acting"):
+    with _activity("compiling acting"):
         for _ in range(2):
             began = time.perf_counter()
-            chunk = planner.infer(observation, [answer.prompt], [start.seed], [0])
+            chunk = policy.infer(observation, [answer.prompt], [start.seed], [0])
             seconds.append(time.perf_counter() - began)
     shape = "×".join(map(str, chunk.shape[1:]))
     return [("acting", f"{format_seconds(seconds[-1])} for a chunk of {shape} in {pool.description.name}")]
 
 
 def _about_update(setup: Setup, agent: Agent, batch: Any) -> list[tuple[str, str]]:
-    """Compile the update as the trainer does, make one, and time a few more. The learner is used up."""
+    """Compile the update, make one, and time a few more. The learner is donated."""
     key = jax.random.key(setup.config.seed)
-    with _doing("compiling the update"):
+    with _activity("compiling the update"):
         began = time.perf_counter()
         compiled = compile_updates(setup)[0].lower(agent, batch, key).compile()
         compile_seconds = time.perf_counter() - began
     seconds = []
-    with _doing("updating"):
+    with _activity("updating"):
         for number in range(1 + _TIMED_UPDATES):
             began = time.perf_counter()
             agent, metrics = jax.block_until_ready(compiled(agent, batch, jax.random.fold_in(key, number)))
@@ -164,42 +161,42 @@ def _about_update(setup: Setup, agent: Agent, batch: Any) -> list[tuple[str, str
 
 
 def _first_batch(setup: Setup, agent: Agent, pool: EnvPool | None) -> Any:
-    """The first batch of the run; without a dataset, or for RIPT, one cut from an episode that the learner acts."""
+    """The first batch of the run; without a dataset, or for RIPT, one of an episode of the learner."""
     if isinstance(setup.config.agent, RIPTConfig):
-        return _attempted(setup, setup.config.agent, _acted(setup, agent, pool))
-    source: Any = _acted(setup, agent, pool) if setup.trajectories is None else setup.source(setup.config.seed)
+        return _rollout_batch(setup, setup.config.agent, _rollout(setup, agent, pool))
+    source: Any = _rollout(setup, agent, pool) if setup.trajectories is None else setup.source(setup.config.seed)
     with Loader(setup.sampler([source]), sharding=setup.batch_sharding(), prefetch=0) as loader:
         return next(loader)
 
 
-def _acted(setup: Setup, agent: Agent, pool: EnvPool | None) -> ReplayBuffer:
+def _rollout(setup: Setup, agent: Agent, pool: EnvPool | None) -> ReplayBuffer:
     """An episode of the learner."""
     assert pool is not None
     replay = ReplayBuffer(setup.config.online.capacity, setup.policy_io, seed=setup.config.seed)
-    planner, starts = practice_planner(agent, setup.policy_io, pool), make_starts(pool.description, 1, 0)
+    policy, starts = rollout_policy(agent, setup.policy_io, pool), make_starts(pool.description, 1, 0)
     steps = setup.config.evaluation.execute_steps
-    with _doing("acting an episode"):
-        for rollout in roll_out(pool, planner, starts, execute_steps=steps, keep_images=True):
+    with _activity("acting an episode"):
+        for rollout in roll_out(pool, policy, starts, execute_steps=steps, keep_images=True):
             if rollout.lost is not None:
                 raise EnvError(f"the episode was lost: {rollout.lost}")
             replay.add(shaped_episode(rollout, setup.policy_io.robot, setup.config.data.outcomes))
     return replay
 
 
-def _attempted(setup: Setup, config: RIPTConfig, replay: ReplayBuffer) -> RolloutBatch:
-    """Chunks of the episode as if it had been better than others."""
+def _rollout_batch(setup: Setup, config: RIPTConfig, replay: ReplayBuffer) -> RolloutBatch:
+    """Chunks of the episode, as of a good attempt."""
     size, demonstrations = setup.config.batch_size, None
     if config.bc_loss_weight > 0:
         source = setup.source(setup.config.seed)
         demonstrations = Rows(source.trajectories, source.indices.take(0, size))
     rows = Rows(replay.trajectories, np.arange(size, dtype=np.int64) % len(replay))
-    worth, included = np.ones(1, np.float32), np.ones(size, bool)
-    batch = cut_batch(config, rows, worth, included, setup.shape, setup.policy_io, demonstrations)
+    advantages, included = np.ones(1, np.float32), np.ones(size, bool)
+    batch = make_batch(config, rows, advantages, included, setup.shape, setup.policy_io, demonstrations)
     return jax.device_put(batch, setup.batch_sharding())
 
 
 @contextlib.contextmanager
-def _doing(what: str) -> Iterator[None]:
-    """Tell whoever waits what they wait for."""
+def _activity(what: str) -> Iterator[None]:
+    """Print what takes time."""
     print(f"{what} …", file=sys.stderr, flush=True)
     yield

@@ -150,7 +150,7 @@ class UpdateGuard:
                 self._wait_for_checkpoints()
                 raise TrainingError(
                     f"the mean of Q is {value:.4g} at step {step}, and returns in the data are {low:.4g} to "
-                    f"{high:.4g}: the critics believe in values that nobody has ever seen. Use --agent.target expectile "
+                    f"{high:.4g}: the critics overestimate the returns. Use --agent.target expectile "
                     "or --agent.critic.loss bce, a lower --agent.critic-optimizer.peak-lr, or allow it with "
                     "--health.max-value-excess 0."
                 )
@@ -285,7 +285,7 @@ class RolloutMonitor:
 
 
 class EarlyStopping:
-    """Says when a measurement has not improved by more than `min_delta` for `patience` times."""
+    """Done when a metric has not improved by more than `min_delta` for `patience` measurements."""
 
     def __init__(self, config: StoppingConfig):
         self._config = config

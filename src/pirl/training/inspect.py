@@ -42,20 +42,20 @@ Leaves = Mapping[str, jax.ShapeDtypeStruct]
 
 @dataclass(frozen=True)
 class Layout:
-    """Into how many pieces each axis of an array is cut, and how many devices could share the arrays."""
+    """Into how many pieces each axis of an array is split, and the devices that share the arrays."""
 
     pieces: Mapping[str, tuple[int, ...]]
     devices: int = 1
     fsdp_devices: int = 1
 
     def bytes_per_device(self, path: str, leaf: jax.ShapeDtypeStruct) -> int:
-        """What one device holds of an array."""
+        """Bytes of an array on one device."""
         return bytes_of(leaf) // math.prod(self.pieces[path])
 
 
 @dataclass(frozen=True)
 class SavedState:
-    """A full state, or a policy: what it is called, its arrays, how they lay, and the configuration it should be of."""
+    """A full state or a policy: title, arrays, layout, and the configuration it should match."""
 
     title: str
     store: Checkpoint
@@ -139,11 +139,11 @@ def _open_full(directory: Path, run: Path) -> SavedState:
     return SavedState(title, store, _saved_layout(arrays.metadata), config, notes)
 
 
-# --- where arrays lie ------------------------------------------------------------------------------------------------
+# --- layouts ---------------------------------------------------------------------------------------------------------
 
 
 def planned_layout(leaves: Leaves, devices: int, fsdp_devices: int) -> Layout:
-    """Where arrays would lie on so many devices."""
+    """The layout on so many devices."""
     if fsdp_devices < 1 or devices < 1 or devices % fsdp_devices:
         raise ConfigError(f"--fsdp {fsdp_devices} does not divide --devices {devices}.")
     sizes = {"fsdp": fsdp_devices}
@@ -152,7 +152,7 @@ def planned_layout(leaves: Leaves, devices: int, fsdp_devices: int) -> Layout:
 
 
 def _saved_layout(tree: Mapping[str, Any]) -> Layout:
-    """Where arrays lay when they were saved; whole, where that is not written down."""
+    """The layout when the arrays were saved; replicated, where it was not written."""
     pieces, devices, fsdp = {}, 1, 1
     for path, leaf in tree.items():
         place = leaf.sharding
@@ -171,7 +171,7 @@ def _pieces(leaf: Any, spec: PartitionSpec, sizes: Mapping[str, int]) -> tuple[i
     return (*cut, *[1] * (len(leaf.shape) - len(cut)))
 
 
-# --- what there is to say --------------------------------------------------------------------------------------------
+# --- subtrees -------------------------------------------------------------------------------------------------------
 
 
 def bytes_of(leaf: jax.ShapeDtypeStruct) -> int:
@@ -209,7 +209,7 @@ def describe(state: SavedState, layout: Layout, depth: int, subtree: str = "") -
 
 
 def unexpected(state: SavedState) -> list[str]:
-    """What is not as the configuration says: arrays of another dtype, missing ones, and those nobody asked for."""
+    """Arrays that differ from the configuration: of another dtype, missing, or unexpected."""
     if state.config is None:
         return []
     expected = {path: str(leaf.dtype) for path, leaf in expected_leaves(state.config).items()}
@@ -226,14 +226,13 @@ def unexpected(state: SavedState) -> list[str]:
 
 
 def expected_leaves(config: RLTrainConfig) -> dict[str, jax.ShapeDtypeStruct]:
-    """The arrays of a learner of this configuration; but how wide the critics' input is, the robot decides."""
+    """The arrays of a learner of this configuration, without the robot's width of the critics' input."""
     create = partial(create_learner, config, None)
     return named_leaves(jax.eval_shape(create, abstract_model(config.model), jax.random.key(0)))
 
 
 def left_whole(leaves: Leaves, layout: Layout) -> list[str]:
-    """Arrays that every device holds all of, though they are large, have an axis that the devices divide, and are of no
-    critic."""
+    """Large replicated arrays, other than the critics', that have an axis which the devices divide."""
     count = layout.fsdp_devices
     return [
         path
@@ -251,7 +250,7 @@ def left_whole(leaves: Leaves, layout: Layout) -> list[str]:
 
 @dataclass
 class Difference:
-    """A subtree of two states. Sums run over the arrays that each has; differences over those that both have."""
+    """A subtree of two states: sums over the arrays that each has, differences over those that both have."""
 
     name: str
     leaves: int = 0
@@ -280,7 +279,7 @@ class Difference:
         return math.sqrt(self.squares[2] / self.common_square) if self.common_square else math.inf
 
     def to_json(self) -> dict[str, Any]:
-        """The same as plain data; what is infinite is null, which JSON has a word for."""
+        """As plain data; null for what is infinite."""
         first, second = self.root_mean_squares
         return {
             "subtree": self.name,
@@ -308,7 +307,7 @@ class Comparison:
 def compare_states(
     first: SavedState, second: SavedState, *, depth: int, of: str = "", against: str | None = None
 ) -> Comparison:
-    """Compare the subtree `of` the first state with the one it is put `against` in the second (the same, if not told)."""
+    """Compare the subtree `of` the first state with `against` in the second (default: the same)."""
     ours, theirs = first.select(of), second.select(of if against is None else against)
     parts: dict[str, Difference] = {}
     other_shape = []
@@ -376,7 +375,7 @@ def _shape(array: np.ndarray) -> str:
 
 
 def load_agent(run: Path, step: int | None = None) -> tuple[Agent, PolicyIO]:
-    """The learner as it was saved, at its newest step if not told, and how it sees the robot's data."""
+    """The learner of a run, by default at its newest step, and its conversion of the robot's data."""
     files = RunFiles(expand_home(run).resolve())
     chosen, *_ = choose_steps(files.states, saved_steps(files.states), step)
     directory = files.states / str(chosen)

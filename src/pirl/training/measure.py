@@ -19,7 +19,7 @@ from pirl.envs.video import write_videos
 from pirl.errors import EnvError
 from pirl.files import write_file
 from pirl.run_files import RunFiles
-from pirl.training.acting import StoppablePlanner, acting_copy, evaluated_planner
+from pirl.training.acting import StoppablePolicy, acting_copy, evaluated_policy
 from pirl.training.distributed import broadcast
 from pirl.training.health import StopSignal
 from pirl.training.logging import RunLog
@@ -140,10 +140,10 @@ def measure_success(
     Raises `Interrupted` if it is stopped meanwhile; nothing is written then.
     """
     config = setup.config.evaluation
-    planner = evaluated_planner(agent, setup.policy_io, pool, setup.config)
+    policy = evaluated_policy(agent, setup.policy_io, pool, setup.config)
     result = evaluate(
         pool,
-        StoppablePlanner(planner, is_stopped),
+        StoppablePolicy(policy, is_stopped),
         make_starts(pool.description, config.episodes, config.seed),
         execute_steps=config.execute_steps,
         settings={"step": step, "denoising_steps": setup.config.agent.denoising_steps, **to_plain(config)},

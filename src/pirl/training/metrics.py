@@ -225,7 +225,7 @@ def _whole_lines(file: Any, keep: int) -> int:
 
 
 class Tracker(Protocol):
-    """A place besides the run directory's files where curves can be looked at. `hint` says how."""
+    """A service or files that show curves; `hint` is how to open them."""
 
     hint: str
 
@@ -288,7 +288,7 @@ class WeightsAndBiases:
                 project=config.project,
                 name=run.name,
                 id=_lasting_id(run / "wandb" / "run_id"),
-                # Offline there is nobody to ask: the same id joins the parts when they are uploaded.
+                # Offline, the same id joins the parts when they are uploaded.
                 resume="allow" if config.wandb == "online" else None,
                 mode=config.wandb,
                 dir=str(run),

@@ -1,4 +1,4 @@
-"""The batches of a RIPT iteration: which chunks of the kept attempts come when, and the batch that is made of them."""
+"""The batches of a RIPT iteration: advantages, the order of chunks, and the arrays of a batch."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,8 +16,8 @@ from pirl.data.transforms import indicate
 
 
 @dataclass(frozen=True)
-class BatchPlan:
-    """Every batch of an iteration as rows of its attempts. Rows that are not included only fill the batch."""
+class BatchTable:
+    """The batches of an iteration as rows of its attempts. Rows that are not included only fill the batch."""
 
     rows: Int64[np.ndarray, "batches size"]
     included: Bool[np.ndarray, "batches size"]
@@ -27,12 +27,12 @@ class BatchPlan:
 
 
 def group_advantages(config: RIPTConfig, rewards: Sequence[Sequence[float]]) -> Float32[np.ndarray, " attempts"]:
-    """The advantage of every attempt, given rewards by group, as it weighs in this iteration."""
+    """The scaled advantage of every attempt, given rewards by group."""
     each = [leave_one_out(np.array(group, np.float32)) for group in rewards]
     return scale_advantages(config, np.concatenate(each))
 
 
-def plan_batches(
+def arrange_batches(
     config: RIPTConfig,
     lengths: Int64[np.ndarray, " attempts"],
     advantages: Float32[np.ndarray, " attempts"],
@@ -42,13 +42,13 @@ def plan_batches(
     attempts: int,
     execute_steps: int,
     seed: Sequence[int],
-) -> BatchPlan:
-    """All chunks that teach something, in `num_epochs` orders that follow from the seed.
+) -> BatchTable:
+    """All chunks with a learning signal, in `num_epochs` random orders.
 
-    By chunks, each comes once in an epoch, wherever it is from. By groups, a batch has every attempt of its groups
-    equally often: a round takes a chunk of each, and there are as many rounds as the longest attempt has chunks, in
-    which shorter ones come again. `sizes` are the numbers of attempts in each group, at most `attempts`; the policy
-    planned every `execute_steps`.
+    By chunks, each comes once in an epoch. By groups, a batch has every attempt of its groups equally often: a round
+    takes a chunk of each, and there are as many rounds as the longest attempt has chunks, in which shorter ones repeat.
+    `sizes` are the numbers of attempts in each group, at most `attempts`; with chunks = decisions, a chunk starts every
+    `execute_steps`.
     """
     rng = np.random.default_rng(list(seed))
     step = execute_steps if config.chunks == "decisions" else 1
@@ -60,10 +60,10 @@ def plan_batches(
         signal = has_signal(config, advantages)
         chosen = np.concatenate([part for part, is_used in zip(rows, signal, strict=True) if is_used])
         epochs = [rng.permutation(chosen) for _ in range(config.num_epochs)]
-    # -1 fills the last batch of every epoch, and the places of attempts that were lost.
+    # -1 fills the last batch of every epoch, and the columns of lost attempts.
     filled = [np.pad(epoch, (0, -len(epoch) % batch_size), constant_values=-1) for epoch in epochs]
     table = np.concatenate(filled).reshape(-1, batch_size)
-    return BatchPlan(np.maximum(table, 0), table >= 0)
+    return BatchTable(np.maximum(table, 0), table >= 0)
 
 
 def _by_groups(
@@ -85,24 +85,23 @@ def _by_groups(
 
 @dataclass(frozen=True)
 class Rows:
-    """Some rows of some episodes: the beginnings of chunks."""
+    """Start indices of chunks in episodes."""
 
     trajectories: Trajectories
     rows: Int64[np.ndarray, " b"]
 
-    def cut(self, shape: ChunkShape, policy_io: PolicyIO) -> ChunkBatch:
+    def gather(self, shape: ChunkShape, policy_io: PolicyIO) -> ChunkBatch:
         """The chunks."""
         return gather_chunks(self.trajectories, self.rows, shape, policy_io)
 
-    def indicated(self, positive: Bool[np.ndarray, " b"], policy_io: PolicyIO) -> Tokens:
-        """Their prompts, each with what it is to say about the quality of its chunk."""
+    def prompts(self, positive: Bool[np.ndarray, " b"], policy_io: PolicyIO) -> Tokens:
+        """Their prompts with the indicator of good or bad actions."""
         data, rows = self.trajectories, self.rows
-        prompts = data.prompts_of(rows)
-        said = [indicate(prompt, good) for prompt, good in zip(prompts, positive.tolist(), strict=True)]
-        return policy_io.prompt_tokens(said, data.states[rows])
+        pairs = zip(data.prompts_of(rows), positive.tolist(), strict=True)
+        return policy_io.prompt_tokens([indicate(prompt, good) for prompt, good in pairs], data.states[rows])
 
 
-def cut_batch(
+def make_batch(
     config: RIPTConfig,
     attempts: Rows,
     advantages: Float32[np.ndarray, " attempts"],
@@ -111,19 +110,19 @@ def cut_batch(
     policy_io: PolicyIO,
     demonstrations: Rows | None = None,
 ) -> RolloutBatch:
-    """The batch of some rows; under guidance, with prompts that say how good what follows was."""
-    of_row = advantages[attempts.trajectories.episode_of(attempts.rows)]
+    """The batch of some rows; under guidance with prompts that indicate whether their attempt was good."""
+    row_advantages = advantages[attempts.trajectories.episode_of(attempts.rows)]
     prompts = demonstration_prompts = None
     if config.weighting == "guidance":
-        prompts = attempts.indicated(of_row > 0, policy_io)
+        prompts = attempts.prompts(row_advantages > 0, policy_io)
         if demonstrations is not None:
-            demonstration_prompts = demonstrations.indicated(np.ones(len(demonstrations.rows), bool), policy_io)
+            demonstration_prompts = demonstrations.prompts(np.ones(len(demonstrations.rows), bool), policy_io)
     arrays: dict[str, Any] = dict(
-        chunks=attempts.cut(shape, policy_io),
-        advantages=of_row,
+        chunks=attempts.gather(shape, policy_io),
+        advantages=row_advantages,
         included=included,
         prompts=prompts,
-        demonstrations=None if demonstrations is None else demonstrations.cut(shape, policy_io),
+        demonstrations=None if demonstrations is None else demonstrations.gather(shape, policy_io),
         demonstration_prompts=demonstration_prompts,
     )
     return RolloutBatch(**arrays)

@@ -17,13 +17,13 @@ from pirl.envs.groups import Curriculum, Group, GroupedRollouts, roll_out_groups
 from pirl.envs.pool import EnvPool
 from pirl.envs.rollout import Rollout, collect
 from pirl.errors import TrainingError
-from pirl.training.acting import StoppablePlanner, practice_planner
+from pirl.training.acting import StoppablePolicy, rollout_policy
 from pirl.training.display import table_header, table_row
 from pirl.training.distributed import main_process_first
 from pirl.training.health import Interrupted, RolloutMonitor, UpdateGuard
 from pirl.training.logging import RunLog
 from pirl.training.metrics import Number
-from pirl.training.rollout_batches import BatchPlan, Rows, cut_batch, group_advantages, plan_batches
+from pirl.training.rollout_batches import BatchTable, Rows, arrange_batches, group_advantages, make_batch
 from pirl.training.rollout_records import DriftProbe, Films, RolloutDataset
 from pirl.training.run import RunDirectory
 from pirl.training.setup import Setup
@@ -75,7 +75,7 @@ class RolloutStream(Stream):
         self._probe = DriftProbe(run.drift_probe, setup.here)
         self._counts = {"rounds": 0, "barren": 0, "env_steps": 0, "episodes": 0, "lost": 0, "updates": 0, "made": 0}
         self._attempts = _Attempts()
-        self._plan: BatchPlan | None = None
+        self._table: BatchTable | None = None
         # Only for the table; a resumed run shows it without.
         self._timing: dict[str, float] = {}
         self._losses: list[jax.Array] = []
@@ -85,7 +85,7 @@ class RolloutStream(Stream):
 
     @property
     def is_within_iteration(self) -> bool:
-        return self._counts["made"] < (0 if self._plan is None else len(self._plan))
+        return self._counts["made"] < (0 if self._table is None else len(self._table))
 
     @property
     def done(self) -> bool:
@@ -136,7 +136,7 @@ class RolloutStream(Stream):
         config, number = self._config, self._counts["rounds"] + 1
         recorded = None if self._dataset is None else self._dataset.episodes
         films = self._films if self._films is not None and number % config.videos_every == 0 else None
-        planner = practice_planner(agent, self._setup.policy_io, self._pool)
+        policy = rollout_policy(agent, self._setup.policy_io, self._pool)
 
         def take(rollout: Rollout) -> None:
             if self._dataset is not None:
@@ -147,7 +147,7 @@ class RolloutStream(Stream):
         try:
             found = roll_out_groups(
                 self._pool,
-                StoppablePlanner(planner, self._is_stopped),
+                StoppablePolicy(policy, self._is_stopped),
                 self._curriculum.contexts(number + self._branch * _BRANCH_OFFSET),
                 attempts=config.attempts,
                 groups=config.groups,
@@ -225,7 +225,7 @@ class RolloutStream(Stream):
             self._dataset.go_on_after(state["dataset"] if is_repeated else None)
         attempts = state["attempts"]
         self._attempts = _Attempts(**{**attempts, "contexts": [tuple(each) for each in attempts["contexts"]]})
-        self._plan = self._make_plan()
+        self._table = self._arrange()
 
     @property
     def _branch(self) -> int:
@@ -278,13 +278,13 @@ class RolloutStream(Stream):
             contexts=[(group.context.task, group.context.seed) for group in kept],
             metrics=metrics,
         )
-        self._plan = self._make_plan()
+        self._table = self._arrange()
         return lines
 
     def _clear(self) -> None:
         """A checkpoint between iterations needs nothing of what was learned from."""
         self._replay.clear()
-        self._attempts, self._plan = _Attempts(), None
+        self._attempts, self._table = _Attempts(), None
 
     def _explain_barren(self, found: GroupedRollouts) -> list[str]:
         """Why the run ends, if there was nothing to learn from for too long; an error if there never was."""
@@ -302,12 +302,12 @@ class RolloutStream(Stream):
             raise TrainingError(f"{reason} {advice}")
         return [f"{reason} {advice}"]
 
-    def _make_plan(self) -> BatchPlan | None:
+    def _arrange(self) -> BatchTable | None:
         if not self._attempts.sizes:
             return None
         data = self._replay.trajectories
         seed = (self._setup.config.seed, self._counts["rounds"], self._branch)
-        return plan_batches(
+        return arrange_batches(
             self._agent_config,
             data.ends - data.starts,
             self._advantages(),
@@ -327,17 +327,17 @@ class RolloutStream(Stream):
 
     def _batch(self, number: int, position: int, share: slice) -> RolloutBatch:
         """These rows of a batch."""
-        assert self._plan is not None
+        assert self._table is not None
         setup, demonstrations = self._setup, None
         if self._demonstrations is not None:
             first = position * setup.config.batch_size + share.start
             chosen = self._demonstrations.indices.take(first, share.stop - share.start)
             demonstrations = Rows(self._demonstrations.trajectories, chosen)
-        return cut_batch(
+        return make_batch(
             self._agent_config,
-            Rows(self._replay.trajectories, self._plan.rows[number, share]),
+            Rows(self._replay.trajectories, self._table.rows[number, share]),
             self._advantages(),
-            self._plan.included[number, share],
+            self._table.included[number, share],
             setup.shape,
             setup.policy_io,
             demonstrations,
@@ -347,11 +347,11 @@ class RolloutStream(Stream):
         """The success of one more attempt at each of the states that were learned from."""
         # Beyond the attempts that were made, for other noise.
         starts = [Start(task, seed, attempt=self._config.attempts) for task, seed in self._attempts.contexts]
-        planner = practice_planner(agent, self._setup.policy_io, self._pool)
+        policy = rollout_policy(agent, self._setup.policy_io, self._pool)
         steps = self._setup.config.evaluation.execute_steps
         # However many are lost, nothing depends on them.
         rollouts = collect(
-            self._pool, planner, starts, execute_steps=steps, keep_images=False, patience=len(starts) + 1
+            self._pool, policy, starts, execute_steps=steps, keep_images=False, patience=len(starts) + 1
         )
         finished = [rollout for rollout in rollouts if rollout.lost is None]
         self._counts["env_steps"] += sum(map(len, rollouts))

@@ -20,7 +20,7 @@ from pirl.errors import ConfigError
 from pirl.files import write_file, writing
 from pirl.run_files import RunFiles, saved_steps
 
-# Says that what is in the directory is being deleted, so that a process that died on the way is known by it.
+# Marks a directory whose content is being deleted, so that a deletion that was killed is recognized.
 OVERWRITING_FILE = "overwriting"
 # Dotted names, with all that is below them, that may be another when a run is resumed. None of them changes what a sound
 # update computes: what it began with, where its data lie (what they are is looked at: `refuse_other_data`), how long it
@@ -97,7 +97,7 @@ class RunDirectory(RunFiles):
             raise
 
     def begin(self) -> None:
-        """Now that it is known to be able to: take the place of the run that is there, or note that it goes on."""
+        """Replace the run that is there, or record the resume, now that everything else was checked."""
         if self._config_text is None:
             return
         with writing("the run", self.path, _ADVICE):
@@ -114,7 +114,7 @@ class RunDirectory(RunFiles):
 
     @property
     def metadata(self) -> dict[str, Any]:
-        """What metadata.json says."""
+        """The content of metadata.json."""
         return dict(self._metadata)
 
     @property
@@ -155,12 +155,12 @@ class RunDirectory(RunFiles):
 
 
 def _holds_run(run: RunFiles) -> bool:
-    """Whether there is a run, and not what is left of one that was being deleted."""
+    """Whether there is a run that is not being deleted."""
     return run.is_run and not (run.path / OVERWRITING_FILE).exists()
 
 
 def _prepare(run: RunFiles, config: dict[str, Any], resume: bool, overwrite: bool) -> dict[str, Any]:
-    """With the lock held: see whether what was asked for can be done, and say what the metadata will be then."""
+    """With the lock held: check the request, and return the metadata of the run."""
     _refuse_foreign(run)  # again: it may have become a run since
     exists = _holds_run(run)
     reached = max(saved_steps(run.states), default=0)
@@ -180,7 +180,7 @@ def _prepare(run: RunFiles, config: dict[str, Any], resume: bool, overwrite: boo
 
 
 def _refuse_foreign(run: RunFiles) -> None:
-    """Raise if something is there that is no run, so that nobody's files are touched."""
+    """Raise if the directory holds anything but a run."""
     path, lock = run.path, run.lock_file.name
     if path.exists() and not path.is_dir():
         raise ConfigError(f"{path} is a file: choose another --exp-name or --runs-dir.")
@@ -198,7 +198,7 @@ def _refuse_foreign(run: RunFiles) -> None:
 
 
 def _clear(run: RunFiles) -> None:
-    """Delete what is there but for the lock. Whoever finds it half done finishes it."""
+    """Delete everything but the lock. If this is killed, the next process finishes it."""
     mark = run.path / OVERWRITING_FILE
     others = [entry for entry in run.path.iterdir() if entry not in (run.lock_file, mark)]
     if others:
@@ -247,7 +247,7 @@ def _read_metadata(run: RunFiles) -> dict[str, Any]:
 
 
 def _write_metadata(run: RunFiles, metadata: Mapping[str, Any]) -> None:
-    # Lasting, as states are: without it nobody would know what they are of.
+    # Synced to disk, as states are, which are useless without it.
     write_file(run.metadata_file, json.dumps(metadata, indent=2, default=str) + "\n", fsync=True)
 
 

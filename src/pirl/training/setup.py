@@ -185,8 +185,8 @@ def set_up(config: RLTrainConfig, *, resumed: RunFiles | None = None, progress: 
     if trajectories is not None and weights is not None and isinstance(config.agent, ACRLPDConfig):
         returns = return_range(trajectories, weights > 0, config.agent.discount)
         _check_value_range(config.agent, returns)
-    told = statistics["actions"].width_in(model.action_dim)
-    action_dim = told if trajectories is None else trajectories.actions.shape[1]
+    width = statistics["actions"].width_in(model.action_dim)
+    action_dim = width if trajectories is None else trajectories.actions.shape[1]
     return Setup(
         config=config,
         policy_io=policy_io,
@@ -221,7 +221,7 @@ def _open_data(config: RLTrainConfig, robot: Robot, progress: bool) -> Dataset:
 
 
 def return_range(trajectories: Trajectories, used: Bool[np.ndarray, " rows"], discount: float) -> tuple[float, float]:
-    """The lowest and the highest discounted return from any row, to the end of its episode, of episodes that are used."""
+    """The lowest and the highest discounted return from any row of the episodes that are used."""
     low, high = np.inf, -np.inf
     for start, end in zip(trajectories.starts, trajectories.ends, strict=True):
         if used[start:end].any():
@@ -379,7 +379,7 @@ def _statistics(
     dataset: Dataset | None,
     samples: Mapping[str, np.ndarray],
 ) -> tuple[str, dict[str, NormStats]]:
-    """The statistics to normalise with, and the name they are exported under: that under which they were found."""
+    """The normalization statistics, and the name to export them under."""
     data = config.data
     if data.norm_stats == "dataset":
         assert dataset is not None
@@ -406,7 +406,7 @@ def _statistics(
 
 
 def _beginning(config: RLTrainConfig, resumed: RunFiles | None) -> Path | None:
-    """The policy that the run goes on with: what it began with may be gone by the time that it is resumed."""
+    """The newest policy of the resumed run, else the checkpoint to start from."""
     written = [] if resumed is None else saved_steps(resumed.policies)
     if resumed is not None and written:
         return resumed.policies / str(written[-1])
@@ -414,7 +414,7 @@ def _beginning(config: RLTrainConfig, resumed: RunFiles | None) -> Path | None:
 
 
 def _only_asset_id(config: RLTrainConfig, resumed: RunFiles | None) -> str | None:
-    """The name under which whoever runs the policy looks for its statistics; of several, nobody knows."""
+    """The name of the checkpoint's statistics, if it has only one set."""
     with contextlib.suppress(CheckpointError):  # it may be gone, and no longer needed
         policy = _beginning(config, resumed)
         names = [] if policy is None else list(open_checkpoint(policy).norm_stats())

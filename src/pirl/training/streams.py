@@ -19,7 +19,7 @@ from pirl.data.robots import Robot
 from pirl.envs.pool import EnvPool
 from pirl.envs.rollout import Rollout, collect, make_starts
 from pirl.errors import DataError, EnvError
-from pirl.training.acting import StoppablePlanner, acting_copy, practice_planner
+from pirl.training.acting import StoppablePolicy, acting_copy, rollout_policy
 from pirl.training.distributed import barrier, broadcast, is_main_process, main_process_first
 from pirl.training.logging import RunLog
 from pirl.training.metrics import Number
@@ -193,11 +193,11 @@ class OnlineStream(Stream):
         """One round of episodes."""
         assert self._pool is not None
         policy_io, counts = self._setup.policy_io, self._counts
-        planner = StoppablePlanner(practice_planner(agent, policy_io, self._pool), self._is_stopped)
+        policy = StoppablePolicy(rollout_policy(agent, policy_io, self._pool), self._is_stopped)
         count, first = self._config.episodes_per_round, counts["rounds"] * self._config.episodes_per_round
         starts = make_starts(self._pool.description, first + count, self._config.seed)[first:]
         execute_steps = self._setup.config.evaluation.execute_steps
-        rollouts = collect(self._pool, planner, starts, execute_steps=execute_steps)
+        rollouts = collect(self._pool, policy, starts, execute_steps=execute_steps)
         finished = [rollout for rollout in rollouts if rollout.lost is None and len(rollout)]
         for rollout in finished:
             self._replay.add(shaped_episode(rollout, policy_io.robot, self._setup.config.data.outcomes))

@@ -203,7 +203,7 @@ class Saver:
         self._rollbacks.record(left, state.step, problem.reason)
         self._load_parts(state, saved)
         self._log.measured = {}
-        # Saved again at once: whoever resumes it goes the other way, too.
+        # Saved again at once, so that a resume goes the other way, too.
         self.save(state)
         self._checkpoints.wait()
 
