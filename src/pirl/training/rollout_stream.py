@@ -350,9 +350,7 @@ class RolloutStream(Stream):
         policy = rollout_policy(agent, self._setup.policy_io, self._pool)
         steps = self._setup.config.evaluation.execute_steps
         # However many are lost, nothing depends on them.
-        rollouts = collect(
-            self._pool, policy, starts, execute_steps=steps, keep_images=False, patience=len(starts) + 1
-        )
+        rollouts = collect(self._pool, policy, starts, execute_steps=steps, keep_images=False, patience=len(starts) + 1)
         finished = [rollout for rollout in rollouts if rollout.lost is None]
         self._counts["env_steps"] += sum(map(len, rollouts))
         self._counts["lost"] += len(rollouts) - len(finished)
