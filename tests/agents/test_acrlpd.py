@@ -430,18 +430,15 @@ def test_validation_is_of_the_averaged_policy(actor_mode):
 # --- what cannot be ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "make",
-    [
+def test_numbers_that_cannot_be_are_refused():
+    for make in (
         lambda: ACRLPDConfig(horizon_length=0),
         lambda: ACRLPDConfig(aggregate="subset_min", critic=CriticConfig(num_critics=1)),
         lambda: ACRLPDConfig(expectile=1.0),
         lambda: TemperatureConfig(beta=0.0),
-    ],
-)
-def test_numbers_that_cannot_be_are_refused(make):
-    with pytest.raises(ConfigError):
-        make()
+    ):
+        with pytest.raises(ConfigError):
+            make()
 
 
 def test_a_critic_cannot_look_further_than_the_policy_plans():

@@ -79,11 +79,11 @@ def test_gradients_beyond_their_norm_are_scaled_down_together_and_others_are_lef
             np.testing.assert_allclose(mean[name], 0.1 * factor * gradient, rtol=1e-5)
 
 
-@pytest.mark.parametrize("wrong", [{"schedule": "linear"}, {"peak_lr": math.nan}, {"b2": 1.0}, {"decay_steps": 1000}])
 @pytest.mark.usefixtures("unchecked_signatures")
-def test_numbers_that_cannot_be_are_refused(wrong):
-    with pytest.raises(ConfigError, match=next(iter(wrong))):
-        OptimizerConfig(**wrong)
+def test_numbers_that_cannot_be_are_refused():
+    for wrong in ({"schedule": "linear"}, {"peak_lr": math.nan}, {"b2": 1.0}, {"decay_steps": 1000}):
+        with pytest.raises(ConfigError, match=next(iter(wrong))):
+            OptimizerConfig(**wrong)
 
 
 # --- what is frozen ----------------------------------------------------------------------------------------------------

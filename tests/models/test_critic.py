@@ -165,11 +165,8 @@ def test_presets_have_the_sizes_they_are_named_for():
     assert count(TEN_CRITICS) < 5e6
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [{"num_critics": 0}, {"hidden_dims": (8, 0)}, {"query_width": 6, "num_heads": 4}, {"value_range": (1.0, 0.0)}],
-)
 @pytest.mark.usefixtures("unchecked_signatures")
-def test_ensembles_that_cannot_be_are_refused(wrong):
-    with pytest.raises(ConfigError):
-        CriticConfig(**wrong)
+def test_ensembles_that_cannot_be_are_refused():
+    for wrong in ({"num_critics": 0}, {"hidden_dims": (8, 0)}, {"query_width": 6}, {"value_range": (1.0, 0.0)}):
+        with pytest.raises(ConfigError, match=next(iter(wrong))):
+            CriticConfig(**wrong)

@@ -288,11 +288,7 @@ def count_steps(batch: ChunkBatch, over: LossOver) -> Float[Array, ""]:
     return jnp.float32(batch.valid.size) if over == "all" else jnp.sum(batch.valid, dtype=jnp.float32)
 
 
-def masked_mse(
-    values: Chunk,
-    valid: Bool[Array, "b horizon"],
-    real_action_dim: int,
-) -> Float[Array, ""]:
+def masked_mse(values: Chunk, valid: Bool[Array, "b horizon"], real_action_dim: int) -> Float[Array, ""]:
     """Mean square over real dimensions and valid steps."""
     squares = jnp.mean(jnp.square(values)[..., :real_action_dim], axis=-1)
     return jnp.sum(jnp.where(valid, squares, 0.0)) / jnp.maximum(jnp.sum(valid, dtype=jnp.float32), 1.0)
