@@ -137,15 +137,17 @@ def scan_layers(
 
 
 class RMSNorm(nnx.Module):
-    """Root-mean-square norm; with conditioning (adaRMS) its scale, shift and residual gate come from a vector."""
+    """Root-mean-square norm; with conditioning (adaRMS) its scale, shift and residual gate come from a vector.
 
-    def __init__(self, width: int, *, conditioned: bool, rngs: nnx.Rngs, dtype: jnp.dtype, param_dtype: jnp.dtype):
+    The options are those of Flax's layers: rngs, dtype and param_dtype.
+    """
+
+    def __init__(self, width: int, *, conditioned: bool, **options: Any):
         if conditioned:
             # Zero: a fresh adaRMS block has a closed gate, so it starts as the identity.
-            options: dict[str, Any] = {"dtype": dtype, "param_dtype": param_dtype, "rngs": rngs}
             self.Dense_0 = nnx.Linear(width, 3 * width, kernel_init=initializers.zeros, **options)
         else:
-            self.scale = nnx.Param(jnp.zeros((width,), param_dtype))
+            self.scale = nnx.Param(jnp.zeros((width,), options["param_dtype"]))
 
     def __call__(
         self, x: Float[Array, "b t w"], condition: Float[Array, "b w"] | None
@@ -201,18 +203,10 @@ class Attention(nnx.Module):
 class Block(nnx.Module):
     """One layer: attention and feed-forward, each behind a norm, for both experts."""
 
-    def __init__(
-        self,
-        experts: tuple[ExpertConfig, ...],
-        *,
-        adarms: bool,
-        rngs: nnx.Rngs,
-        dtype: jnp.dtype,
-        param_dtype: jnp.dtype,
-    ):
+    def __init__(self, experts: tuple[ExpertConfig, ...], *, adarms: bool, **options: Any):
+        rngs, param_dtype = options["rngs"], options["param_dtype"]
         self.attn = Attention(experts, rngs=rngs, param_dtype=param_dtype)
         for index, expert in enumerate(experts):
-            options: dict[str, Any] = {"rngs": rngs, "dtype": dtype, "param_dtype": param_dtype}
             for name in ("pre_attention_norm", "pre_ffw_norm"):
                 norm = RMSNorm(expert.width, conditioned=adarms and index == 1, **options)
                 setattr(self, _named(name, index), norm)
