@@ -31,7 +31,7 @@ from pirl.envs.tabletop.env import Scene
 from pirl.envs.tabletop.world import TableConfig
 
 if TYPE_CHECKING:
-    from pirl.envs.policy import Policy
+    from pirl.envs.base import Policy
 
 ENV = EnvConfig("tabletop")
 # The horizon of the tiny policy.

@@ -8,8 +8,14 @@ from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin
 
 BOOLS = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
+SIGNIFICANT = 0.05  # a difference whose p value is below this is called significant
 LARGEST = 2**63  # what a whole number stays below
 _LONGEST_RANGE = 10_000_000
+
+
+def format_p_value(p_value: float) -> str:
+    """A p value with its relation sign: `< 0.0001`, `= 0.0012`, `= 0.123`."""
+    return "< 0.0001" if p_value < 0.0001 else f"= {p_value:.4f}" if p_value < 0.01 else f"= {p_value:.3f}"
 
 
 def format_size(count: int | float, digits: int = 1) -> str:

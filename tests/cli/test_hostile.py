@@ -130,7 +130,7 @@ COMMANDS = [
     ("eval expert --episodes 0", "--episodes should be at least 1; it is 0"),
     ("collect --policy expert --out there", "needs --episodes or --env-steps"),
     ("collect --policy expert --out there --env-steps=-1", "--env-steps should be at least 1"),
-    (f"{COLLECT} --out used", "is not empty: choose another directory, or resume (--resume)"),
+    (f"{COLLECT} --out used", "is not empty: choose another directory, or --resume to continue"),
     (f"{COLLECT} --out used --resume", "no dataset to continue"),
     (f"{COLLECT} --out file", "is a file"),
     (f"{COLLECT} --out {'a' * 300}", "too long"),

@@ -327,14 +327,14 @@ def killed(tmp_path_factory):
     return root, done.stdout.split()
 
 
-POINTS = ("pictures", "columns", "naming", "named", "first_deletion", "amid_deletion", "last_deletion")
+POINTS = ("images", "columns", "naming", "named", "first_deletion", "amid_deletion", "last_deletion")
 
 
 def test_a_kill_while_an_episode_is_added_loses_at_most_that_episode(killed, tmp_path):
     root, survived = killed
     assert survived == list(POINTS)
     for point in POINTS:
-        complete = point not in ("pictures", "columns", "naming")
+        complete = point not in ("images", "columns", "naming")
         reference = open_buffer("disk only", tmp_path / point, 12)
         for number in range(4 if complete else 3):
             reference.add(make_episode(number))

@@ -12,7 +12,8 @@ import pytest
 
 from pirl.data import PolicyIO, Robot
 from pirl.envs import EnvDescription
-from pirl.envs.policy import Pi0Policy, Policy, find_policy, load_trained_policy
+from pirl.envs.base import Policy
+from pirl.envs.policy import Pi0Policy, find_policy, load_trained_policy
 from pirl.errors import CheckpointError, ConfigError
 from pirl.interop import NormStats, save_policy
 from pirl.models import Pi0, Tokenizer, create_model, get_model_config

@@ -333,14 +333,19 @@ def test_a_state_is_safe_from_a_power_failure_before_an_older_one_is_deleted(run
     assert synced.index(("state.json", [1])) < synced.index(("state", [1, 2]))
 
 
-def test_all_hosts_go_by_what_the_first_one_sees(run):
+def test_all_hosts_go_by_what_the_first_one_sees(run, monkeypatch):
     """On a file system on a network others may see what was saved, or deleted, a little later."""
+
+    def of_the_first_host(make, *what):
+        found = make()
+        return [step for step in found if step != 3] if isinstance(found, list) else found
+
     config = override_config(get_config("demo_ript"), {"health.max_rollbacks": 2})
     with Checkpoints(run, CheckpointConfig(max_to_keep=9)) as checkpoints:
         for step in (1, 2, 3):
             save(checkpoints, step)
         checkpoints.wait()
-        checkpoints._line.share = lambda make: [1, 2]
+        monkeypatch.setattr("pirl.training.checkpoints.broadcast", of_the_first_host)
         assert checkpoints.latest() == 2
         restored, _, step = checkpoints.restore(small(0))
         assert (step, int(restored["step"])) == (2, 2)

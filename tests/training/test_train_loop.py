@@ -82,11 +82,10 @@ def test_where_all_practice_is_lost_the_run_ends_with_the_reason(configure, tmp_
     from pirl.training import streams
 
     def lose(*arguments, **options):
-        for rollout in original(*arguments, **options):
-            yield dataclasses.replace(rollout, lost="the floor gave way")
+        return [dataclasses.replace(rollout, lost="the floor gave way") for rollout in original(*arguments, **options)]
 
-    original = streams.roll_out
-    monkeypatch.setattr(streams, "roll_out", lose)
+    original = streams.collect
+    monkeypatch.setattr(streams, "collect", lose)
     with pytest.raises(EnvError, match="all episodes of 3 rounds were lost.*the floor gave way"):
         train(configure(steps=2, evaluation__every=0, checkpoints__best_metric=None), exp_name="run")
     assert values_of(tmp_path / "run", "online/lost") == {2: 4.0}
@@ -283,16 +282,16 @@ def test_data_do_not_come_or_go_while_a_run_goes_on():
 )
 def test_a_stop_in_the_middle_of_an_evaluation_saves_what_was_learned(configure, tmp_path, monkeypatch, changes, step):
     every = {"evaluation__every": 4, "validation_every": 4, "checkpoints__every": 4, "online__env_steps": 0}
-    config, run, plan = configure(**{**every, **changes}), tmp_path / "run", StoppablePolicy.plan
+    config, run, infer = configure(**{**every, **changes}), tmp_path / "run", StoppablePolicy.infer
     train(config, exp_name="reference")
 
-    def plan_until_stopped(self, *given):
+    def infer_until_stopped(self, *given):
         if len(list(run.glob("evaluations/*.json"))) == (step - 1) // 4:
             signal.raise_signal(signal.SIGTERM)
-        return plan(self, *given)
+        return infer(self, *given)
 
     with monkeypatch.context() as stopped:
-        stopped.setattr(StoppablePolicy, "plan", plan_until_stopped)
+        stopped.setattr(StoppablePolicy, "infer", infer_until_stopped)
         assert train(config, exp_name="run") == 0
     assert (run / "checkpoints" / "state" / str(step)).is_dir()
     assert not (run / "evaluations" / f"{step}.json").exists()

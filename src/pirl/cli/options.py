@@ -20,8 +20,7 @@ from pirl.run_files import RunFiles, refuse_directory_of_runs
 
 if TYPE_CHECKING:
     from pirl.config import RLTrainConfig
-    from pirl.envs.base import EnvDescription
-    from pirl.envs.policy import Policy
+    from pirl.envs.base import EnvDescription, Policy
     from pirl.envs.registry import EnvConfig
 
 EXPERT = "expert"

@@ -1,8 +1,8 @@
 """The interface of an environment: a Gymnasium environment with the names and units of one robot's datasets."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import gymnasium
 import numpy as np
@@ -114,3 +114,16 @@ def robot_spaces(
     low, high = (np.broadcast_to(np.float32(bound), (robot.action_dim,)) for bound in (action_low, action_high))
     observation: gymnasium.Space[Any] = gymnasium.spaces.Dict(spaces)
     return observation, gymnasium.spaces.Box(low, high, dtype=np.float32)
+
+
+@runtime_checkable
+class Policy(Protocol):
+    """Infers chunks of actions. The chunk of an environment depends on its own row alone."""
+
+    horizon: int
+
+    def infer(
+        self, observations: EnvObservation, prompts: Sequence[str], seeds: Sequence[int], steps: Sequence[int]
+    ) -> Float32[np.ndarray, "n horizon action_dim"]:
+        """The next actions of n environments, given their observations [n, …], prompts, seeds and steps so far."""
+        ...

@@ -12,10 +12,9 @@ import numpy as np
 from pirl.data import DatasetWriter
 from pirl.data.lerobot.format import INFO_FILE
 from pirl.data.lerobot.video import Codec
-from pirl.envs.base import EnvDescription, Start
+from pirl.envs.base import EnvDescription, Policy, Start
 from pirl.envs.evaluation import EpisodeResult, versions
 from pirl.envs.experts import ExpertConfig
-from pirl.envs.policy import Policy
 from pirl.envs.pool import EnvPool
 from pirl.envs.rollout import Rollout, roll_out
 from pirl.errors import ConfigError, DataError

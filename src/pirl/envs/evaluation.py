@@ -14,22 +14,20 @@ from typing import Any
 import numpy as np
 from jaxtyping import UInt8
 
-from pirl.envs.base import RobotEnv, Start
+from pirl.envs.base import Policy, RobotEnv, Start
 from pirl.envs.experts import ExpertConfig
-from pirl.envs.policy import Policy
 from pirl.envs.pool import EnvPool
 from pirl.envs.rollout import Rollout, roll_out
 from pirl.envs.runner import EnvRunner
 from pirl.envs.video import Video
 from pirl.errors import ConfigError, DataError, EnvError, UserError
+from pirl.text import SIGNIFICANT, format_p_value
 
 # Packages that may change the outcome of an episode or of training.
 _PACKAGES = (
     *("pirl", "jax", "numpy", "flax", "optax", "orbax-checkpoint"),
     *("gymnasium", "mujoco", "gym-aloha", "hf-libero", "metaworld"),
 )
-# A difference whose p value is below this is called significant.
-SIGNIFICANT = 0.05
 
 
 @dataclass(frozen=True)
@@ -319,11 +317,6 @@ def _correlation(pairs: Pairs) -> float:
     if excess > 0:
         excess = max(0.0, excess - pairs.n / 2)
     return excess / math.sqrt(product)
-
-
-def format_p_value(p_value: float) -> str:
-    """A p value with its relation sign: `< 0.0001`, `= 0.0012`, `= 0.123`."""
-    return "< 0.0001" if p_value < 0.0001 else f"= {p_value:.4f}" if p_value < 0.01 else f"= {p_value:.3f}"
 
 
 @dataclass(frozen=True)

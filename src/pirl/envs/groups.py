@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float32, Float64
 
-from pirl.envs.base import FIRST_SEED, SEEDS, SEEDS_APART, TASKS_APART, EnvDescription, EnvObservation, Start
-from pirl.envs.policy import Policy
+from pirl.envs.base import FIRST_SEED, SEEDS, SEEDS_APART, TASKS_APART, EnvDescription, EnvObservation, Policy, Start
 from pirl.envs.pool import EnvPool
 from pirl.envs.rollout import Rollout, roll_out
 from pirl.errors import CheckpointError, ConfigError, EnvError

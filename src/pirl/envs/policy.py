@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import jax
 import numpy as np
@@ -25,19 +25,6 @@ from pirl.run_files import RunFiles, saved_steps
 NO_STATISTICS = "none"
 # From observations (guided ones, where it acts under guidance), and a key for each of them, to chunks.
 SampleActions = Callable[[Any, Key[Array, " b"]], Float[Array, "b horizon action_dim"]]
-
-
-@runtime_checkable
-class Policy(Protocol):
-    """Infers chunks of actions. The chunk of an environment depends on its own row alone."""
-
-    horizon: int
-
-    def infer(
-        self, observations: EnvObservation, prompts: Sequence[str], seeds: Sequence[int], steps: Sequence[int]
-    ) -> Float32[np.ndarray, "n horizon action_dim"]:
-        """The next actions of n environments, given their observations [n, …], prompts, seeds and steps so far."""
-        ...
 
 
 class ChunkPolicy:

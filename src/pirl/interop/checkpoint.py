@@ -137,8 +137,10 @@ def _read_description(file: Path) -> dict[str, Any]:
     if not file.is_file():
         return {}
     try:
-        return dict(json.loads(file.read_text()))
-    except (OSError, ValueError, TypeError, RecursionError) as error:
+        if not isinstance(description := json.loads(file.read_text()), dict):
+            raise ValueError("it holds no JSON object")
+        return description
+    except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{file} cannot be read: {error}. Copy the checkpoint again.") from error
 
 

@@ -51,10 +51,12 @@ class OrbaxArrays:
 def open_arrays(directory: Path) -> OrbaxArrays:
     """Open a directory that Orbax wrote; damage to its index or metadata is an error here."""
     with _damage_named(directory, "its metadata"):
-        options = json.loads((directory / "_METADATA").read_text())
         for path in directory.rglob("*"):
             if not path.is_file() and not path.is_dir():  # opening a pipe would block
                 raise FileNotFoundError(f"{path.relative_to(directory)} is not a regular file")
+        if not (directory / "_METADATA").is_file():
+            raise FileNotFoundError("_METADATA is missing")
+        options = json.loads((directory / "_METADATA").read_text())
         for entry in options["tree_metadata"].values():
             for key in entry["key_metadata"]:
                 if any(part in str(key["key"]) for part in ("/", "\\", "..", "\0")):  # would lead out of the directory

@@ -12,9 +12,9 @@ from jaxtyping import Float, Float32, Real, UInt8
 from pirl.agents.acrlpd import ACRLPDAgent
 from pirl.config import load_config
 from pirl.data import PolicyIO
-from pirl.envs.base import EnvObservation, RobotEnv, Start
+from pirl.envs.base import EnvObservation, Policy, RobotEnv, Start
 from pirl.envs.evaluation import Evaluation, play
-from pirl.envs.policy import Policy, load_trained_policy
+from pirl.envs.policy import load_trained_policy
 from pirl.envs.registry import EnvConfig, make_env, with_render_size
 from pirl.errors import ConfigError, DataError
 from pirl.models import Observation

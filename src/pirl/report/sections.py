@@ -11,14 +11,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from pirl.envs.evaluation import SIGNIFICANT, format_p_value
 from pirl.errors import DataError, UserError
 from pirl.processes import usable_cores
 from pirl.report import plots
 from pirl.report.plots import PANELS, Panel, code_block, draw_panels, figure, markup, panel_grid, texts
 from pirl.report.runs import ENV_STEPS, PolicyResult, Run, by_step, over_iterations, over_metric
 from pirl.run_files import RunFiles
-from pirl.text import format_duration
+from pirl.text import SIGNIFICANT, format_duration, format_p_value
 
 _MOST_BARS, _MOST_EVENTS, _MOST_ITERATIONS = 8, 50, 50
 _ACTIVITIES = ("data", "update", "rollout", "evaluation", "checkpoint")

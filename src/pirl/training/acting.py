@@ -12,8 +12,8 @@ from pirl.agents.common import Agent
 from pirl.agents.ript import RIPTAgent
 from pirl.config import RLTrainConfig
 from pirl.data import PolicyIO
-from pirl.envs.base import EnvObservation
-from pirl.envs.policy import ChunkPolicy, Pi0Policy, Policy, SampleActions
+from pirl.envs.base import EnvObservation, Policy
+from pirl.envs.policy import ChunkPolicy, Pi0Policy, SampleActions
 from pirl.envs.pool import EnvPool
 from pirl.models import GuidedObservation, Observation
 from pirl.models.types import Array
