@@ -134,8 +134,8 @@ def _paths(config: RLTrainConfig) -> Iterator[str]:
 def _updates(config: RLTrainConfig) -> Iterator[str]:
     """Whether anything is learned, and from what."""
     online, data, agent = config.online, config.data, config.agent
-    if not config.steps and not config.practises:
-        more = "--rollout.iterations" if config.goes_by_iterations else "--steps or --online.env-steps"
+    if not config.steps and not config.collects_rollouts:
+        more = "--rollout.iterations" if config.on_policy else "--steps or --online.env-steps"
         yield f"there are no updates to make, so nothing would be learned: set {more}."
     if data.repo_id is None:
         yield from _without_data(config)
@@ -156,8 +156,8 @@ def _updates(config: RLTrainConfig) -> Iterator[str]:
 
 
 def _without_data(config: RLTrainConfig) -> Iterator[str]:
-    online, agent, by_iterations = config.online, config.agent, config.goes_by_iterations
-    if config.steps and not by_iterations:
+    online, agent, on_policy = config.online, config.agent, config.on_policy
+    if config.steps and not on_policy:
         yield (
             f"{config.steps} offline updates need data: name a LeRobot dataset with --data.repo-id DIRECTORY, or "
             "leave them out with --steps 0."
@@ -167,7 +167,7 @@ def _without_data(config: RLTrainConfig) -> Iterator[str]:
             f"agent.bc_loss_weight = {agent.bc_loss_weight} mixes demonstrations in: name a dataset with --data.repo-id, "
             "or learn without with --agent.bc-loss-weight 0."
         )
-    elif online.env_steps and online.prior_ratio > 0 and not by_iterations:
+    elif online.env_steps and online.prior_ratio > 0 and not on_policy:
         yield (
             f"{online.prior_ratio:.0%} of online batches are to be prior data: name a dataset with --data.repo-id, "
             "or learn without with --online.prior-ratio 0."
@@ -263,13 +263,13 @@ def _start(config: RLTrainConfig) -> Iterator[str]:
 
 
 def _environment(config: RLTrainConfig) -> Iterator[str]:
-    evaluation, by_iterations = config.evaluation, config.goes_by_iterations
-    rollouts = "rollouts" if by_iterations else "the online phase"
-    uses = [name for name, on in (("evaluation", evaluation.every), (rollouts, config.practises)) if on]
+    evaluation, on_policy = config.evaluation, config.on_policy
+    rollouts = "rollouts" if on_policy else "the online phase"
+    uses = [name for name, on in (("evaluation", evaluation.every), (rollouts, config.collects_rollouts)) if on]
     if not uses:
         return
     if config.env is None:
-        need = "need" if len(uses) == 2 or (by_iterations and not evaluation.every) else "needs"
+        need = "need" if len(uses) == 2 or (on_policy and not evaluation.every) else "needs"
         yield f"{' and '.join(uses)} {need} an environment: name one with --env.id (pirl envs list)."
     else:
         try:
@@ -281,11 +281,11 @@ def _environment(config: RLTrainConfig) -> Iterator[str]:
             f"evaluation.execute_steps = {evaluation.execute_steps} is more than the policy's chunk "
             f"(model.action_horizon = {config.model.action_horizon})."
         )
-    name, seed = ("rollout.seed", config.rollout.seed) if by_iterations else ("online.seed", config.online.seed)
+    name, seed = ("rollout.seed", config.rollout.seed) if on_policy else ("online.seed", config.online.seed)
     measured = "the policy would train on the initial states that it is evaluated on"
     if len(uses) == 2 and seed == evaluation.seed:
         yield f"{name} and evaluation.seed are both {seed}: {measured}. Set --{name} {seed + 1}."
-    elif len(uses) == 2 and by_iterations and evaluation.seed >= MAX_EVALUATION_SEED:
+    elif len(uses) == 2 and on_policy and evaluation.seed >= MAX_EVALUATION_SEED:
         yield (
             f"evaluation.seed = {evaluation.seed} is among the seeds of RIPT's initial states: {measured}. Set "
             f"--evaluation.seed to less than {MAX_EVALUATION_SEED}."

@@ -74,7 +74,7 @@ def debug_config(config: RLTrainConfig) -> RLTrainConfig:
     Metrics of every update; validation, evaluation (4 episodes) and checkpoints after five and ten; if there is an online
     phase, two short rounds of it; no trackers. RIPT makes two iterations with two groups of four attempts each.
     """
-    every = 1 if config.goes_by_iterations else 5
+    every = 1 if config.on_policy else 5
     changes: dict[str, Any] = {
         "agent.accumulation_steps": 1,
         "evaluation.every": every if config.evaluation.every else 0,
@@ -95,7 +95,7 @@ def debug_config(config: RLTrainConfig) -> RLTrainConfig:
     if config.online.env_steps:
         changes |= {"online.env_steps": min(config.online.env_steps, 100), "online.utd_ratio": 0.1}
         changes["online.episodes_per_round"] = 2
-    if config.goes_by_iterations:
+    if config.on_policy:
         changes |= {"rollout.groups": 2, "rollout.attempts": 4, "rollout.budget": 4}
         changes["rollout.iterations"] = min(config.rollout.iterations, 2)
         changes["rollout.videos_every"] = min(config.rollout.videos_every, 1)

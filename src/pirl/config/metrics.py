@@ -36,8 +36,8 @@ def check_metric(config: RLTrainConfig, name: str) -> Iterator[str]:
         learned += [*_ACTOR_CRITIC, *_BY_MODE[config.agent.actor_mode]]
         learned += ["critic/pair_auc_shuffled"] if config.model.cameras else []
     validated = [f"val/{metric}" for metric in learned] + [f"gap/{metric}" for metric in GAPS if metric in learned]
-    practised = _ROLLOUT if config.goes_by_iterations else _ONLINE
-    known = [*_EVALUATION, *practised, *validated]
+    collected = _ROLLOUT if config.on_policy else _ONLINE
+    known = [*_EVALUATION, *collected, *validated]
     if name not in known:
         yield f"no such thing is measured. {did_you_mean(name, known)}Known: {', '.join(dict.fromkeys(known))}."
     elif name in _EVALUATION and not config.evaluation.every:

@@ -320,11 +320,11 @@ class RLTrainConfig:
         )
 
     @property
-    def goes_by_iterations(self) -> bool:
-        """Whether progress, evaluations and checkpoints are counted in iterations instead of updates."""
+    def on_policy(self) -> bool:
+        """Whether the learner is on-policy (RIPT); progress, evaluations and checkpoints then count iterations."""
         return isinstance(self.agent, RIPTConfig)
 
     @property
-    def practises(self) -> bool:
-        """Whether the policy acts in the environment to learn from it."""
-        return self.rollout.iterations > 0 if self.goes_by_iterations else self.online.env_steps > 0
+    def collects_rollouts(self) -> bool:
+        """Whether the run collects rollouts to train on."""
+        return self.rollout.iterations > 0 if self.on_policy else self.online.env_steps > 0

@@ -277,7 +277,7 @@ def parse_rungs(text: str) -> tuple[int, ...]:
 
 def length_of(config: RLTrainConfig) -> tuple[str, int]:
     """The field that makes a run longer, and its value."""
-    if config.goes_by_iterations:
+    if config.on_policy:
         return "rollout.iterations", config.rollout.iterations
     if config.online.env_steps:
         return "online.env_steps", config.online.env_steps

@@ -166,7 +166,7 @@ class Display:
 
 def open_display(config: RLTrainConfig, title: str, run: RunFiles) -> Display:
     """The display of a run; a quiet one in all processes but the main one."""
-    if config.goes_by_iterations:
+    if config.on_policy:
         # The table of iterations shows the progress.
         total, unit, every = config.rollout.iterations, "iteration", None
     else:
@@ -187,8 +187,8 @@ def closing_words(
             "measurements (--stopping.patience)."
         )
     if is_idle:
-        more = "--rollout.iterations" if config.goes_by_iterations else "--steps"
-        if config.goes_by_iterations and progress < config.rollout.iterations:
+        more = "--rollout.iterations" if config.on_policy else "--steps"
+        if config.on_policy and progress < config.rollout.iterations:
             more = "--rollout.max-barren (iterations in a row without any signal)"
         return f"all {step} updates are done already; to continue, raise {more}."
     return f"done after {step} updates."

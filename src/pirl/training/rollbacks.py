@@ -18,7 +18,7 @@ class Rollbacks:
     def candidates(self, good_step: int) -> list[int]:
         """The checkpoints of policies that were fine, to one of which the run may go back."""
         self._checkpoints.wait()
-        if not self._config.goes_by_iterations or len(self) >= self._config.health.max_rollbacks:
+        if not self._config.on_policy or len(self) >= self._config.health.max_rollbacks:
             return []
         return [step for step in self._checkpoints.saved_between_iterations() if step <= good_step]
 

@@ -313,7 +313,7 @@ def on_main_process(stream: Any, agent: Agent, act: Callable[[Agent], CollectRes
 def open_replay(setup: Setup, directory: Path, *, has_environments: bool, is_new: bool) -> ReplayBuffer:
     """The replay buffer of a run; without environments, a view of the main process's."""
     config = setup.config
-    iterates = config.goes_by_iterations
+    iterates = config.on_policy
     capacity = config.rollout.capacity if iterates else config.online.capacity
     in_memory = iterates or config.online.in_memory
     if not has_environments:

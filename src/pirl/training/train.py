@@ -145,7 +145,7 @@ class Saver:
             with self._log.activity("update", compiles="the learner"):
                 state = TrainState(create_agent(self._setup))
             self._log.load_state(None)
-            if self._setup.config.goes_by_iterations:
+            if self._setup.config.on_policy:
                 self.save(state)  # something to go back to
         else:
             state = TrainState(None)
@@ -244,7 +244,7 @@ def _open_run(config: RLTrainConfig, exp_name: str, resume: bool, overwrite: boo
 def _open_environments(setup: Setup, stack: contextlib.ExitStack) -> EnvPool | None:
     """The environments of a run, if it needs any; the main process has them."""
     config = setup.config
-    if config.env is None or not (config.evaluation.every or config.practises) or not is_main_process():
+    if config.env is None or not (config.evaluation.every or config.collects_rollouts) or not is_main_process():
         return None
     pool = stack.enter_context(
         open_pool(
@@ -276,7 +276,7 @@ def _open_stream(
     def is_stopped() -> bool:
         return stop.requested and jax.process_count() == 1
 
-    if config.practises:
+    if config.collects_rollouts:
         replay = open_replay(setup, run.replay, has_environments=pool is not None, is_new=is_new)
     if isinstance(config.agent, RIPTConfig):
         assert replay is not None
