@@ -18,7 +18,8 @@ import orbax.checkpoint as ocp
 
 from pirl.interop.orbax import quiet_orbax
 from pirl.models.pi0 import nest
-from pirl.training.records import check_files, make_record, named_leaves, read_record, write_record
+from pirl.training.checkpoints import check_files, make_record, read_record, write_record
+from pirl.training.sharding import named_leaves
 
 
 def main() -> None:

@@ -149,7 +149,7 @@ def read_metrics(place: Path, data: bytes) -> None:
 
 def read_record(place: Path, data: bytes) -> None:
     """What is written beside the arrays of a full state."""
-    from pirl.training.records import DamageError, check_files, check_leaves, read_record
+    from pirl.training.checkpoints import DamageError, check_files, check_leaves, read_record
 
     _write(place / "state.json", data)
     with contextlib.suppress(DamageError):
@@ -220,7 +220,7 @@ _SOUND: dict[str, dict[str, Any]] = {
     "read_norm_stats": {"norm_stats": {"state": _STATS, "actions": _STATS}},
     "read_labels": {"episode": 0, "success": True, "reward": 0.5, "truncated": False, "length": 7},
     "read_metrics": {"step": 1, "loss": 0.5, "note": None},
-    "read_record": {"leaves": {"a": [[2, 3], "float32"]}, "files": {"state.json": 3, "a/b": 1}, "step": 3},
+    "read_record": {"leaves": {"a": [[2, 3], "float32"]}, "files": {"a/b": [1, 0]}, "step": 3, "checksum": 0},
 }
 
 

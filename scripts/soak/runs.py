@@ -246,7 +246,7 @@ def _same(left: np.ndarray | None, right: np.ndarray | None) -> bool:
 def _host(state: Path) -> Any:
     """What is saved beside the arrays, but for what depends on the clock."""
     host = json.loads((state / "state.json").read_text())["host"]
-    host["log"].pop("timing")
+    host["parts"]["log"]["metrics"].pop("timing")
     return host
 
 

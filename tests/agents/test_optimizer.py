@@ -16,8 +16,7 @@ from pirl.agents.config import OptimizerConfig
 from pirl.agents.optimizer import learning_rate, make_optimizer, round_stochastically
 from pirl.errors import ConfigError
 from pirl.models import expected_parameters, get_model_config
-from pirl.training.records import named_leaves
-from pirl.training.sharding import make_mesh
+from pirl.training.sharding import make_mesh, named_leaves
 
 STEADY = OptimizerConfig(peak_lr=0.01, schedule="constant", warmup_steps=0, clip_norm=1e9)
 

@@ -28,8 +28,8 @@ from pirl.plan.table import make_plan
 from pirl.plan.topologies import parse_topology
 from pirl.training import sharding
 from pirl.training.dry_run import kind_of, peak_bytes
-from pirl.training.records import named_leaves
 from pirl.training.setup import create_agent
+from pirl.training.sharding import named_leaves
 from trajectories import build
 
 # A learner of shapes does not fit the signatures of one of arrays.

@@ -18,8 +18,8 @@ from pirl.models import get_parameters
 from pirl.training import sharding
 from pirl.training.checkpoints import Checkpoints
 from pirl.training.inspect import compare_states, describe, left_whole, open_state, planned_layout, unexpected
-from pirl.training.records import named_leaves
 from pirl.training.run import RunDirectory
+from pirl.training.sharding import named_leaves
 
 SHARED = "actor/params/PaliGemma/llm/layers/mlp/linear"
 MOVED, BY = "actor/ema_params/action_out_proj/bias", 0.25

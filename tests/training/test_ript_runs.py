@@ -292,7 +292,7 @@ def test_a_run_that_went_back_can_be_killed_and_resumed_too(practise, tmp_path, 
 
 def test_where_success_collapses_again_and_again_the_run_stops_and_says_so(practise, tmp_path, monkeypatch):
     monkeypatch.setattr(Fair, "fails", staticmethod(lambda seed, updates: updates >= 8))
-    with pytest.raises(TrainingError, match="after 1 roll-backs: success has collapsed.*Try a lower learning") as error:
+    with pytest.raises(TrainingError, match="after 1 rollbacks: success has collapsed.*Try a lower learning") as error:
         train(practise(**WATCHED, health__max_rollbacks=1), exp_name="run")
     assert error.value.exit_code == 1
     assert len(rollbacks(tmp_path / "run")) == 1

@@ -20,14 +20,12 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 from builders import MICRO, random_model, random_parameters
-from pirl.config import CheckpointConfig, get_config, override_config
+from pirl.config import CheckpointConfig
 from pirl.errors import CheckpointError
 from pirl.interop import NormStats, load_policy, open_checkpoint
 from pirl.models import Pi0, get_parameters
 from pirl.run_files import saved_steps
-from pirl.training.checkpoints import Checkpoints
-from pirl.training.retention import make_room
-from pirl.training.rollbacks import Rollbacks
+from pirl.training.checkpoints import Checkpoints, make_room
 from pirl.training.run import RunDirectory
 from pirl.training.sharding import make_mesh
 from python_path import python_path
@@ -302,7 +300,7 @@ def test_what_is_kept_for_good_is_counted_as_checkpoints_are(run):
             checkpoints.save(step, small(step), HOST, POLICY, STATS, {}, {}, clock)
     assert saved_steps(run.states) == saved_steps(run.policies) == [110, 210, 290]
     for directory, file in ((run.states, "state.json"), (run.policies, "pirl.json")):
-        assert json.loads((directory / "210" / file).read_text())["clock"] == 6
+        assert json.loads((directory / "210" / file).read_text())["progress"] == 6
 
 
 def test_states_within_an_iteration_take_no_place_of_those_that_a_run_can_go_back_to(run):
@@ -340,7 +338,6 @@ def test_all_hosts_go_by_what_the_first_one_sees(run, monkeypatch):
         found = make()
         return [step for step in found if step != 3] if isinstance(found, list) else found
 
-    config = override_config(get_config("demo_ript"), {"health.max_rollbacks": 2})
     with Checkpoints(run, CheckpointConfig(max_to_keep=9)) as checkpoints:
         for step in (1, 2, 3):
             save(checkpoints, step)
@@ -351,7 +348,7 @@ def test_all_hosts_go_by_what_the_first_one_sees(run, monkeypatch):
         assert (step, int(restored["step"])) == (2, 2)
         with pytest.raises(CheckpointError, match="no state of step 3; it has 1, 2"):
             checkpoints.restore(small(0), step=3)
-        assert Rollbacks(config, run, checkpoints).candidates(9) == [1, 2]
+        assert checkpoints.saved_between_iterations() == [1, 2]
 
 
 @pytest.mark.parametrize(

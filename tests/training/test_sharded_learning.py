@@ -17,8 +17,8 @@ from pirl.data.chunks import ChunkBatch
 from pirl.models import LoraConfig
 from pirl.models.critic import CriticConfig
 from pirl.training import sharding
-from pirl.training.records import named_leaves
 from pirl.training.setup import Setup, agent_shapes, agent_sharding, compile_updates, create_learner
+from pirl.training.sharding import named_leaves
 
 pytestmark = pytest.mark.usefixtures("unchecked_signatures", "small_shards")
 MESHES = [(8, 1), (4, 2), (2, 4), (1, 8)]

@@ -34,8 +34,8 @@ from pirl.models.config import SIGLIP_SO400M, get_model_config
 from pirl.plan.topologies import Topology, environment, find_devices, parse_topology
 from pirl.processes import format_exit, last_lines
 from pirl.training.dry_run import kind_of
-from pirl.training.records import named_leaves
 from pirl.training.setup import Setup, agent_shapes, compile_updates
+from pirl.training.sharding import named_leaves
 
 Say = Callable[[str], None]
 SHARD = "shard one copy of the learner over all devices"

@@ -21,9 +21,9 @@ from pirl.envs.runner import EpisodeFailed, ResetResult
 from pirl.errors import EnvError
 from pirl.text import format_seconds, format_size
 from pirl.training.acting import agent_policy, rollout_policy
-from pirl.training.records import named_leaves
 from pirl.training.rollout_batches import Rows, make_batch
 from pirl.training.setup import Setup, check_env, compile_updates, create_agent, prepare_jax, set_up
+from pirl.training.sharding import named_leaves
 from pirl.training.streams import shaped_episode
 
 # What the arrays of a learner are, by the beginning of their path; all others belong to the critics.

@@ -24,16 +24,9 @@ from pirl.interop.orbax import OrbaxArrays, open_arrays, quiet_orbax
 from pirl.models import abstract_model
 from pirl.run_files import RunFiles, refuse_directory_of_runs, saved_steps
 from pirl.training import sharding
-from pirl.training.checkpoints import read_state
-from pirl.training.records import (
-    ARRAYS,
-    FILE_NAME,
-    DamageError,
-    choose_steps,
-    named_leaves,
-    read_record,
-)
+from pirl.training.checkpoints import ARRAYS, FILE_NAME, DamageError, choose_steps, read_record, read_state
 from pirl.training.setup import agent_shapes, create_learner, set_up
+from pirl.training.sharding import named_leaves
 
 # Numbers compared together in float64: little beside the array they are from.
 _BLOCK = 1 << 22

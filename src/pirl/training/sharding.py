@@ -1,5 +1,7 @@
 """Layout over devices: one mesh with the axes `data` and `fsdp`, and OpenPI's rule for where each array lies."""
 
+from typing import Any
+
 import jax
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
@@ -74,6 +76,14 @@ class OwnRows:
 def own_rows(batch: PyTree) -> PyTree:
     """What this process can look at of a batch: all of it, where there is no other."""
     return batch if jax.process_count() == 1 else jax.tree.map(OwnRows, batch)
+
+
+def named_leaves(tree: PyTree) -> dict[str, Any]:
+    """The leaves by the path that leads to them, in their order: actor/params/…."""
+    entries = jax.tree_util.tree_leaves_with_path(tree)
+    named = {jax.tree_util.keystr(path, simple=True, separator="/"): leaf for path, leaf in entries}
+    assert len(named) == len(entries), "two leaves have the same path"
+    return named
 
 
 def parameter_spec(shape: tuple[int, ...], dtype: DTypeLike, fsdp_devices: int) -> PartitionSpec:

@@ -9,14 +9,13 @@ import jax
 from pirl.agents.config import RIPTConfig
 from pirl.config import RLTrainConfig, format_config, to_plain
 from pirl.envs.pool import EnvPool, default_size, open_pool
-from pirl.errors import UserError
+from pirl.errors import TrainingError, UserError
 from pirl.training.checkpoints import Checkpoints
 from pirl.training.display import closing_words, open_display
 from pirl.training.distributed import is_main_process, open_shared_run
 from pirl.training.health import Diverged, EarlyStopping, Interrupted, RolloutMonitor, StopSignal, UpdateGuard
 from pirl.training.logging import RunLog
 from pirl.training.measure import Hook, evaluate_agent, validate_agent
-from pirl.training.rollbacks import Rollbacks
 from pirl.training.rollout_stream import RolloutStream
 from pirl.training.run import RunDirectory
 from pirl.training.setup import (
@@ -133,7 +132,6 @@ class Saver:
         """`parts` have `state()` and `load_state()`."""
         self._setup, self._run, self._checkpoints, self._parts = setup, run, checkpoints, parts
         self._stream, self._log = stream, log
-        self._rollbacks = Rollbacks(setup.config, run, checkpoints)
         self._data_identity = data_identity(setup)
         self._saved: tuple[int, ...] = ()
         self._last = 0
@@ -193,19 +191,31 @@ class Saver:
 
     def roll_back(self, state: TrainState, problem: Diverged, good_step: int) -> None:
         """Go on from the newest checkpoint up to the good step, with other rollouts; raise where that cannot be."""
-        is_allowed = self._setup.config.health.action == "rollback"
-        candidates = self._rollbacks.candidates(good_step) if is_allowed else []
-        if not candidates:
-            raise problem if problem.explanation else self._rollbacks.give_up(state.step, problem.reason)
+        config, run, checkpoints = self._setup.config, self._run, self._checkpoints
+        checkpoints.wait()
+        candidates = []
+        if config.on_policy and config.health.action == "rollback":
+            candidates = [step for step in checkpoints.saved_between_iterations() if step <= good_step]
+        if not candidates or len(run.rollbacks) >= config.health.max_rollbacks:
+            if problem.explanation:
+                raise problem
+            tried = f" after {len(run.rollbacks)} rollbacks" if run.rollbacks else ""
+            raise TrainingError(
+                f"training stopped at step {state.step}{tried}: {problem.reason}. Checkpoints up to step "
+                f"{checkpoints.latest()} are kept. Try a lower learning rate, fewer epochs per iteration "
+                "(agent.num_epochs), or demonstrations mixed in (agent.bc_loss_weight)."
+            )
         left = state.step
         saved = self._load(state, candidates)
         self._log.say(f"{problem.reason}: going back from step {left} to the checkpoint of step {state.step}.")
-        self._rollbacks.record(left, state.step, problem.reason)
+        # In this order: a process that dies in between goes back to that checkpoint, and comes here again.
+        checkpoints.discard_after(state.step)
+        run.note(rollbacks=[*run.rollbacks, {"from": left, "to": state.step, "reason": problem.reason}])
         self._load_parts(state, saved)
         self._log.measured = {}
         # Saved again at once, so that a resume goes the other way, too.
         self.save(state)
-        self._checkpoints.wait()
+        checkpoints.wait()
 
     def _load(self, state: TrainState, candidates: Sequence[int] | None = None) -> dict[str, Any]:
         """Load the learner of the newest checkpoint, of all or of some; returns what was saved beside it."""
