@@ -5,7 +5,7 @@ import shlex
 import sys
 
 from pirl.demo.steps import Step, run_steps
-from pirl.processes import alone_in
+from pirl.jobs import lock_directory
 
 # Writes when it began and ended, and on which cores; then its result. Ctrl-C leaves a mark, and ends it.
 WORK = """
@@ -35,8 +35,10 @@ def work(place, name, seconds=0.0, program=WORK):
 
 def go(stages, out, **options):
     out.mkdir(parents=True, exist_ok=True)
-    with alone_in(out, "pirl demo", "steps") as lock:
-        return run_steps(stages, out, lock, program=(sys.executable,), **options)
+    with lock_directory(out, "pirl demo") as lock:
+        return run_steps(
+            stages if callable(stages) else lambda: iter(stages), out, lock, program=(sys.executable,), **options
+        )
 
 
 def record(out, name):

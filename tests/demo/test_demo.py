@@ -15,10 +15,9 @@ from pirl.cli.main import _parse
 from pirl.config import list_configs
 from pirl.demo.plans import ACRLPD, DEMOS, RIPT
 from pirl.demo.run import describe_episodes, make_results, next_commands, run_demo, summarize
-from pirl.demo.steps import all_steps
 from pirl.envs.evaluation import EpisodeResult, Evaluation
 from pirl.errors import DataError
-from pirl.processes import alone_in
+from pirl.jobs import lock_directory
 
 # --- the directory -----------------------------------------------------------------------------------------------
 
@@ -59,7 +58,7 @@ def test_two_demos_do_not_share_a_directory(tmp_path, begin):
     demo = ACRLPD.configure(out=tmp_path / "demo")
     demo.out.mkdir()
     with (
-        alone_in(demo.out, "pirl demo", "steps"),
+        lock_directory(demo.out, "pirl demo"),
         pytest.raises(DataError, match=f"another `pirl demo` .process {os.getpid()}. works in"),
     ):
         begin(replace(demo, out=demo.out))
@@ -206,4 +205,4 @@ def test_the_quick_demo_runs_from_nothing_to_a_report(tmp_path, learner):
     checked = next(line.split("next")[-1].strip() for line in done.stdout.splitlines() if "convert" in line).split()
     subprocess.run([pirl[0], *checked[1:]], cwd=tmp_path, env=environment, check=True, capture_output=True)
     again = subprocess.run(pirl, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=600)
-    assert again.stderr.count("there already") == sum(1 for _ in all_steps(plan.configure(quick=True).stages))
+    assert again.stderr.count("there already") == len(plan.configure(quick=True).steps())

@@ -9,7 +9,6 @@ from fake_runs import save
 
 from pirl.demo.plans import ACRLPD_EXPERT, DEMOS, RIPT, RIPT_EXPERT
 from pirl.demo.run import draw_curves
-from pirl.demo.steps import all_steps
 from pirl.errors import DataError
 
 
@@ -17,7 +16,7 @@ def parse(config):
     """The commands of a demo by the name of their step, as pirl reads them."""
     from pirl.cli.main import _parse
 
-    return {step.name: _parse(list(step.command)) for step in all_steps(config.stages)}
+    return {step.name: _parse(step.command) for step in config.steps()}
 
 
 def rollouts_of(iterations, env_steps):
@@ -149,7 +148,7 @@ def test_the_controls_of_ript_get_what_ript_has_had(tmp_path, quick):
 def test_a_run_is_whole_when_it_was_saved_and_not_stopped(tmp_path):
     """A trainer that a scheduler ends says 0, though it is not through."""
     config = RIPT.configure(out=tmp_path / "demo")
-    step = next(step for step in all_steps(config.stages) if step.name == "train_ript")
+    step = next(step for step in config.steps() if step.name == "train_ript")
     assert not step.is_whole()
     save(config.out / "ript", 500)
     assert step.is_whole()

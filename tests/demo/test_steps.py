@@ -15,7 +15,9 @@ import pytest
 from fake_steps import go, record, work
 
 from pirl.errors import TrainingError
-from pirl.processes import last_lines, share_cores
+from pirl.jobs import share_cores
+from pirl.processes import is_alive as exists
+from pirl.processes import last_lines
 
 
 def calls(place):
@@ -27,11 +29,7 @@ def result(place, name):
 
 
 def is_alive(pid):
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return Path(f"/proc/{pid}/stat").read_text().split(")")[1].split()[0] != "Z" if Path("/proc").is_dir() else True
+    return exists(pid) and " Z " not in Path(f"/proc/{pid}/stat").read_text()
 
 
 def test_lanes_run_side_by_side_on_their_own_cores_and_steps_after_each_other(tmp_path, capfd):
@@ -70,14 +68,18 @@ def test_what_is_done_is_not_done_again_and_what_lost_its_result_is(tmp_path, ca
     assert calls(place)[3:] == ["one resumed"]
 
 
-def test_arguments_that_only_an_earlier_step_finds_out_belong_to_the_command(tmp_path):
-    """They are asked for when their turn has come; and what was done with another answer is done again."""
+def test_a_stage_is_made_when_those_before_it_are_done(tmp_path):
+    """What was done with another answer of an earlier step is done again."""
     place, out = tmp_path / "work", tmp_path / "out"
-    second = replace(work(place, "second"), late=lambda: f"--after {result(place, 'first')['ended']}")
-    stages = [[[work(place, "first")]], [[second]]]
+
+    def stages():
+        yield [[work(place, "first")]]
+        ended = result(place, "first")["ended"] if (place / "first.result").exists() else 0
+        second = work(place, "second")
+        yield [[replace(second, text=f"{second.text} --after {ended}")]]
+
     go(stages, out)
-    ended = str(result(place, "first")["ended"])
-    assert record(out, "second")["command"][-2:] == ["--after", ended]
+    assert record(out, "second")["command"][-2:] == ["--after", str(result(place, "first")["ended"])]
     go(stages, out)
     assert calls(place) == ["first", "second"]
     (place / "first.result").unlink()
@@ -201,7 +203,7 @@ def test_after_kill_9_the_steps_that_were_left_are_waited_for_and_not_begun_besi
         process.kill()
         process.wait(10)
         with start_demo(tmp_path) as again:
-            assert "waiting for the steps" in again.stderr.readline()
+            assert "waiting for the jobs" in again.stderr.readline()
             assert all(map(is_alive, children))
             assert sorted(calls(tmp_path / "work")) == ["left", "right"]
             for child in children:

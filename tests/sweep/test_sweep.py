@@ -192,7 +192,7 @@ def test_after_kill_9_the_trial_that_was_left_is_waited_for_and_kept(tmp_path):
     journal.write_bytes(journal.read_bytes() + b'{"op_code":')  # a line that was being written
     again = start(tmp_path, "--resume")
     assert again.stderr is not None
-    assert b"waiting for the trials" in again.stderr.readline()
+    assert b"waiting for the jobs" in again.stderr.readline()
     (tmp_path / "slow").unlink()
     assert again.wait(60) == 0
     assert calls(tmp_path)[7:] == ["trial-002 to 4 resumed", "trial-005 to 4 resumed", "trial-002 to 8 resumed"]

@@ -81,9 +81,12 @@ class Demo:
         demonstrations = demonstrations or (self.quick_demonstrations if quick else self.demonstrations)
         return replace(self, out=out or self.out, episodes=episodes, demonstrations=demonstrations, quick=quick)
 
-    @property
     def stages(self) -> Stages:
         return self.make_stages(self)
+
+    def steps(self) -> list[Step]:
+        """All of them; what depends on the results of others is true only when these are there."""
+        return [step for lanes in self.stages() for lane in lanes for step in lane]
 
     @property
     def runs(self) -> tuple[str, ...]:
@@ -125,22 +128,20 @@ class Demo:
         """Environment steps that a run took to learn from them."""
         return count_env_steps(read_log(RunFiles(self.out / run).metrics_file)) or 0
 
-    # Steps
-
-    def collect(self, name: str, title: str, dataset: str, options: str, late: Callable[[], str] = str) -> Step:
+    def collect(self, name: str, title: str, dataset: str, options: str) -> Step:
         def is_whole() -> bool:
             log = self.out / dataset / LOG_FILE
             return log.exists() and bool(json.loads(log.read_text(encoding="utf-8"))["complete"])
 
         text = f"collect {env_options(self.bc)} {options} --out {self.path(dataset)} --storage image"
-        return Step(name, title, text, is_whole, self.out / dataset, late)
+        return Step(name, title, text, is_whole, begun=self.out / dataset)
 
     def collect_demonstrations(self) -> Step:
         flaws = to_options({f"expert.{name}": f"{value:g}" for name, value in asdict(self.expert).items()})
         options = f"--policy expert --episodes {self.demonstrations} {flaws}"
         return self.collect("collect", f"collect {self.demonstrations:,} demonstrations", "data", options)
 
-    def train(self, run: str, preset: str, title: str, options: str, late: Callable[[], str] = str) -> Step:
+    def train(self, run: str, preset: str, title: str, options: str) -> Step:
         files = RunFiles(self.out / run)
         debug = "--debug" if self.quick else ""
         text = f"train {preset} --exp-name {run} --runs-dir {self.path('')} {options} {debug}"
@@ -148,14 +149,13 @@ class Demo:
         def is_whole() -> bool:
             return bool(saved_steps(files.policies)) and not files.was_stopped
 
-        return Step(f"train_{run}", title, text, is_whole, files.lock_file, late)
+        return Step(f"train_{run}", title, text, is_whole, begun=files.lock_file)
 
     def evaluate(self, policy: str, path: str | None = None) -> Step:
         """Success of the policy in `path`, or of the run of its name, from the same initial states for all."""
-        how = self.rl.evaluation
+        how, file = self.rl.evaluation, self.evaluation(policy)
         options = {"episodes": self.episodes, "seed": how.seed, "execute_steps": how.execute_steps, "envs": how.envs}
         text = f"eval {path or self.path(policy)} {env_options(self.rl)} {DENOISING_STEPS} {to_options(options)}"
-        file = self.evaluation(policy)
         text = f"{text} --json {shlex.quote(str(file))}"
         return Step(f"eval_{policy}", f"measure {self.names[policy]}", text, file.exists)
 
@@ -184,31 +184,33 @@ def _acrlpd_stages(demo: Demo) -> Stages:
         pace = f"--agent.optimizer.peak-lr 1e-3 --agent.optimizer.decay-steps {steps}" if not demo.quick else ""
         return demo.train(run, demo.bc_preset, title, f"{start} {data} --steps {steps} {pace} {options}")
 
+    start = [
+        demo.collect_demonstrations(),
+        demo.train("bc", demo.bc_preset, "train BC", data),
+        clone("bc_successes", "bc", cloned, "train BC on successes", successes),
+    ]
+    yield [start]
+
     learning = f"--checkpoint {demo.path('bc_successes')} {data}"
     if demo.episodes != demo.rl.evaluation.episodes:
         learning += f" --evaluation.episodes {demo.episodes}"
     if demo.quick:
         learning += f" --checkpoints.keep-period {demo.rl.steps}"
     offline = shlex.quote(str(RunFiles(demo.out / "acrlpd").policies / str(demo.rl.steps)))
-    start = (
-        demo.collect_demonstrations(),
-        demo.train("bc", demo.bc_preset, "train BC", data),
-        clone("bc_successes", "bc", cloned, "train BC on successes", successes),
-    )
-    learner = (
+    learner = [
         demo.train("acrlpd", demo.rl_preset, "train ACRLPD, offline and online", learning),
         demo.evaluate("acrlpd_offline", offline),
         demo.evaluate("acrlpd"),
-    )
-    controls = (
+    ]
+    controls = [
         demo.evaluate("bc"),
         demo.evaluate("bc_successes"),
         clone("bc_more", "bc", cloned + control, "control: train BC for longer"),
         demo.evaluate("bc_more"),
         clone("bc_successes_more", "bc_successes", control, "control: train BC on successes for longer", successes),
         demo.evaluate("bc_successes_more"),
-    )
-    return ((start,), (learner, controls))
+    ]
+    yield [learner, controls]
 
 
 def clone_updates(demo: Demo) -> int:
@@ -227,47 +229,38 @@ def _ript_stages(demo: Demo) -> Stages:
     """Data and the start policy; then RIPT; then the controls, which need to know how much RIPT has done."""
     assert isinstance(demo.rl.agent, RIPTConfig)
     data, how = f"--data.repo-id {demo.path('data')}", demo.rl.evaluation
-    own = f"--policy {demo.path('start')} {DENOISING_STEPS} " + to_options(
-        {"seed": demo.rl.rollout.seed, "execute_steps": how.execute_steps, "envs": how.envs}
-    )
-    pace = _same_pace(demo, demo.rl.agent.optimizer)
-    start = f"--checkpoint {demo.path('start')} --from-scratch false --data.norm-stats checkpoint"
+    quick = to_options(QUICK_START) if demo.quick else ""
+    start_policy = demo.train("start", demo.bc_preset, "train the start policy by BC", f"{data} {quick}")
+    yield [[demo.collect_demonstrations(), start_policy]]
 
-    def updates() -> str:
-        # RIPT makes none where all rollouts of a state end alike, as they may in the quick demo.
-        return f"--steps {max(1, demo.updates_made('ript'))}"
+    start = f"--checkpoint {demo.path('start')}"
+    yield [[demo.train("ript", demo.rl_preset, "train RIPT in the simulator", start)]]
+
+    # RIPT makes no updates where all rollouts of a state end alike, as they may in the quick demo.
+    updates, env_steps = max(1, demo.updates_made("ript")), demo.env_steps("ript")
+    pace = f"--steps {updates} {_same_pace(demo, demo.rl.agent.optimizer)}"
 
     def control(run: str, title: str, dataset: str, options: str = "") -> Step:
         """BC from the start policy: as many updates as RIPT made, of as many chunks, as fast."""
-        options = f"{start} --data.repo-id {demo.path(dataset)} {pace} {options}"
-        return demo.train(run, demo.bc_preset, title, options, updates)
+        begin = f"{start} --from-scratch false --data.norm-stats checkpoint --data.repo-id {demo.path(dataset)}"
+        return demo.train(run, demo.bc_preset, title, f"{begin} {pace} {options}")
 
+    own = to_options({"seed": demo.rl.rollout.seed, "execute_steps": how.execute_steps, "envs": how.envs})
+    own = f"--policy {demo.path('start')} {DENOISING_STEPS} {own} --env-steps {env_steps}"
     # After so few updates there may be no success: the quick demo clones all of its own episodes.
     successes = "" if demo.quick else "--data.selection.success true"
-    quick = to_options(QUICK_START) if demo.quick else ""
-    begin = (
-        demo.collect_demonstrations(),
-        demo.train("start", demo.bc_preset, "train the start policy by BC", f"{data} {quick}"),
-    )
-    ript = demo.train("ript", demo.rl_preset, "train RIPT in the simulator", f"--checkpoint {demo.path('start')}")
-    own_successes = (
-        demo.collect(
-            "collect_own",
-            "control: collect as many steps of the start policy",
-            "own",
-            own,
-            lambda: f"--env-steps {demo.env_steps('ript')}",
-        ),
+    own_successes = [
+        demo.collect("collect_own", "control: collect as many steps of the start policy", "own", own),
         control("filtered_bc", "control: train BC on its successes", "own", successes),
         demo.evaluate("filtered_bc"),
-    )
-    others = (
+    ]
+    others = [
         demo.evaluate("start"),
         demo.evaluate("ript"),
         control("bc_more", "control: train BC for longer", "data"),
         demo.evaluate("bc_more"),
-    )
-    return ((begin,), ((ript,),), (own_successes, others))
+    ]
+    yield [own_successes, others]
 
 
 def _same_pace(demo: Demo, optimizer: OptimizerConfig) -> str:

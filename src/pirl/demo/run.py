@@ -12,7 +12,7 @@ from typing import Any
 from pirl.agents.config import ACRLPDConfig
 from pirl.config import load_config, to_plain
 from pirl.demo.plans import DENOISING_STEPS, Demo, Policy
-from pirl.demo.steps import STEPS_FILE, all_steps, run_steps
+from pirl.demo.steps import STEPS_FILE, run_steps
 from pirl.envs.base import Start
 from pirl.envs.collect import LOG_FILE
 from pirl.envs.evaluation import Evaluation, compare, play, versions
@@ -50,10 +50,7 @@ def run_demo(demo: Demo, *, overwrite: bool = False) -> dict[str, Any]:
     """Run what is not done yet in the directory of the demo; returns what is then in its results.json."""
     own = (*demo.runs, "data", "own", "evaluations", "logs", STEPS_FILE, RESULTS_FILE, PAGE_FILE)
     record, settings = demo.out / SETTINGS_FILE, demo.settings()
-    opened = open_directory(
-        record, settings, program="pirl demo", jobs="steps", own=own, overwrite=overwrite, advice=_ADVICE
-    )
-    with opened as lock:
+    with open_directory(record, settings, what="demo", own=own, overwrite=overwrite, advice=_ADVICE) as lock:
         seconds = run_steps(demo.stages, demo.out, lock)
         results = make_results(demo, seconds)
         write_file(demo.out / RESULTS_FILE, json.dumps(results, indent=2) + "\n")
@@ -241,9 +238,8 @@ def _before_and_after(demo: Demo) -> Section:
 
 
 def _provenance(demo: Demo, about: Mapping[str, Any]) -> Section:
-    stages, seconds = demo.stages, about["seconds"]
-    steps = list(all_steps(stages))
-    total = sum(max(sum(seconds.get(step.name, 0.0) for step in lane) for lane in lanes) for lanes in stages)
+    steps, seconds = demo.steps(), about["seconds"]
+    total = sum(max(sum(seconds.get(step.name, 0.0) for step in lane) for lane in lanes) for lanes in demo.stages())
     facts = {
         "Finished": datetime.fromisoformat(about["finished"]).strftime("%d %B %Y, %H:%M UTC"),
         "Total time": _minutes(total),

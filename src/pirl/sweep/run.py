@@ -17,8 +17,8 @@ from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from pirl.errors import DataError, TrainingError
 from pirl.files import write_file
-from pirl.jobs import Job, JobTable, Runner, open_directory
-from pirl.processes import GRACE, Interruptions, format_exit, last_lines
+from pirl.jobs import GRACE, Job, JobTable, open_directory, run_jobs
+from pirl.processes import format_exit, last_lines
 from pirl.report.plots import Axis, Categories, Series, code_block, figure, legend, line_chart, plot
 from pirl.report.runs import by_step, read_run, read_runs
 from pirl.report.sections import Column, Section, build_page, run_sections, table
@@ -49,13 +49,25 @@ def run_sweep(
         )
     if resume and not record.exists() and not plan.directory.exists():
         raise DataError(f"{plan.directory} contains no sweep, so there is nothing to resume: leave --resume out.")
-    opened = open_directory(
-        record, plan.settings(), program="pirl sweep", jobs="trials", own=_OWN, overwrite=overwrite, advice=_ADVICE
-    )
-    with opened as lock, JobTable() as shown, Interruptions() as interruptions:
-        sweep = _Sweep(plan, open_study(plan), Runner(lock, shown, interruptions, grace))
-        sweep.run()
-        return ranked(plan, sweep.trials())
+    opened = open_directory(record, plan.settings(), what="sweep", own=_OWN, overwrite=overwrite, advice=_ADVICE)
+    with opened as lock, JobTable() as table:
+        sweep = _Sweep(plan, open_study(plan), table)
+        on_rung: Sequence[int] = range(plan.count)
+        for rung in plan.rungs:
+            lanes = [sweep.jobs(rung, on_rung)] * plan.jobs
+            run_jobs(lanes, functools.partial(sweep.on_end, rung), lock=lock, table=table, grace=grace)
+            on_rung = sweep.promote(rung, on_rung)
+            sweep.write(is_over=not on_rung)
+            if not on_rung:
+                break
+        trials = ranked(plan, sweep.trials())
+    if find_best(plan, trials) is None:
+        log = plan.log_of(trials[-1])
+        lines = "".join(f"\n  {line}" for line in last_lines(log, _SHOWN_LINES))
+        raise TrainingError(
+            f"every trial failed. The end of {log}:{lines}\nFix the cause, and start over with --overwrite."
+        )
+    return trials
 
 
 def open_study(plan: SweepPlan) -> optuna.Study:
@@ -118,31 +130,15 @@ def measure(directory: Path, metric: str) -> tuple[float, list[float]]:
 
 
 class _Sweep:
-    """A sweep in shown. What is promoted follows from the values on a rung alone, so a resumed sweep agrees."""
+    """A sweep in progress. What is promoted follows from the values on a rung alone, so a resumed sweep agrees."""
 
-    def __init__(self, plan: SweepPlan, study: optuna.Study, runner: Runner) -> None:
-        self._plan, self._study, self._runner = plan, study, runner
+    def __init__(self, plan: SweepPlan, study: optuna.Study, table: JobTable) -> None:
+        self._plan, self._study, self._table = plan, study, table
 
     def trials(self) -> list[FrozenTrial]:
         return self._study.get_trials(deepcopy=False)
 
-    def run(self) -> None:
-        on_rung: Sequence[int] = range(self._plan.count)
-        for rung in self._plan.rungs:
-            jobs = self._jobs(rung, on_rung)
-            self._runner.run([jobs] * self._plan.jobs, functools.partial(self._on_end, rung))
-            on_rung = self._promote(rung, on_rung)
-            self._write(is_over=not on_rung)
-            if not on_rung:
-                break
-        if find_best(self._plan, self.trials()) is None:
-            log = self._plan.log_of(self.trials()[-1])
-            lines = "".join(f"\n  {line}" for line in last_lines(log, _SHOWN_LINES))
-            raise TrainingError(
-                f"every trial failed. The end of {log}:{lines}\nFix the cause, and start over with --overwrite."
-            )
-
-    def _jobs(self, rung: int, on_rung: Sequence[int]) -> Iterator[Job]:
+    def jobs(self, rung: int, on_rung: Sequence[int]) -> Iterator[Job]:
         """Those trials that still have to come to a rung; new ones are proposed when there is room for them."""
         plan = self._plan
         for number in on_rung:
@@ -154,8 +150,8 @@ class _Sweep:
                 title = f"{_in_words(trial)}; to {rung:,} {plan.unit}"
                 yield Job(name_of(trial), title, plan.trial_command(trial, rung), plan.log_of(trial))
 
-    def _on_end(self, rung: int, job: Job, code: int | None, seconds: float) -> None:
-        plan, shown = self._plan, self._runner.table
+    def on_end(self, rung: int, job: Job, code: int | None, seconds: float) -> None:
+        plan, shown = self._plan, self._table
         shown.end(job.name, "done", seconds)
         if code is None:
             return
@@ -175,9 +171,9 @@ class _Sweep:
         words = measured(plan, self.trials()[trial.number])
         shown.say(f"{job.name}: {plan.metric} {words} after {rung:,} {plan.unit}, in {seconds:.0f} s")
 
-    def _promote(self, rung: int, on_rung: Sequence[int]) -> list[int]:
+    def promote(self, rung: int, on_rung: Sequence[int]) -> list[int]:
         """Which trials go on; the others end here."""
-        plan, trials, say = self._plan, self.trials(), self._runner.table.say
+        plan, trials, say = self._plan, self.trials(), self._table.say
         is_last = rung == plan.rungs[-1]
         values = {number: trials[number].intermediate_values.get(rung) for number in on_rung}
         promoted = [] if is_last else plan.promote(values)
@@ -192,7 +188,7 @@ class _Sweep:
             say(f"{len(promoted)} of {len(values)} trials continue beyond {rung:,} {plan.unit}: {names}")
         return promoted
 
-    def _write(self, *, is_over: bool) -> None:
+    def write(self, *, is_over: bool) -> None:
         plan = self._plan
         trials = ranked(plan, self.trials())
         best = find_best(plan, trials)
