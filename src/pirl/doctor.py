@@ -26,7 +26,7 @@ from typing import Any, Literal
 from packaging.requirements import Requirement
 
 import pirl
-from pirl.errors import UserError
+from pirl.errors import UserError, in_one_line
 from pirl.files import cache_directory, expand_home
 from pirl.processes import format_exit, last_lines, machine_memory, read_host, usable_cores
 from pirl.text import format_size
@@ -90,7 +90,7 @@ def run_checks(runs: Path = Path("runs"), timeout: float = 60.0) -> Iterator[Che
             try:
                 yield from (replace(result, section=section) for result in check())
             except Exception as error:
-                detail = f"could not be checked: {type(error).__name__}: {error}".splitlines()[0]
+                detail = f"could not be checked: {type(error).__name__}: {in_one_line(error)}"
                 yield CheckResult(section, "bad", detail, "Fix the other lines first.", True, section)
 
 
@@ -110,22 +110,23 @@ def _probe(timeout: float, name: str, *arguments: str, **environment: str) -> An
 
 
 def check_machine() -> Iterator[CheckResult]:
-    total, usable, quota = os.cpu_count() or 1, usable_cores(), ["max"]
-    with contextlib.suppress(OSError):
-        quota = Path("/sys/fs/cgroup/cpu.max").read_text().split()
-    limit = "" if quota[0] == "max" else f"; the container may use {int(quota[0]) / int(quota[1]):.1f}"
-    yield CheckResult("cores", "good", f"{usable}{'' if usable == total else f' of {total}'}{limit}")
+    container = ""
+    with contextlib.suppress(OSError, ValueError):  # no container, or "max", which is no limit
+        quota, period = map(int, Path("/sys/fs/cgroup/cpu.max").read_text().split())
+        container = f"; the container may use {quota / period:.1f}"
+    yield CheckResult("cores", "good", f"{usable_cores()} of {os.cpu_count()}{container}")
     host, machine = read_host(), machine_memory()
-    words = format_size(machine) + ("" if host.available is None else f", {format_size(host.available)} available")
-    limit = (
-        f"; the container may use {format_size(host.total)}" if host.total is not None and host.total < machine else ""
-    )
-    yield CheckResult("memory", "good", words + limit)
+    detail = format_size(machine)
+    if host.available is not None:
+        detail += f", {format_size(host.available)} available"
+    if host.total is not None and host.total < machine:
+        detail += f"; the container may use {format_size(host.total)}"
+    yield CheckResult("memory", "good", detail)
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     soft, hard = (sys.maxsize if limit == resource.RLIM_INFINITY else limit for limit in limits)
-    few, words = soft < _OPEN_FILES, "no limit" if soft == sys.maxsize else f"at most {soft:,}"
-    advice = f"ulimit -n {min(hard, 4 * _OPEN_FILES)}, in the shell that runs pirl" if few else ""
-    yield CheckResult("open files", "bad" if few else "good", words, advice)
+    detail = "no limit" if soft == sys.maxsize else f"at most {soft:,}"
+    advice = f"ulimit -n {min(hard, 4 * _OPEN_FILES)}, in the shell that runs pirl" if soft < _OPEN_FILES else ""
+    yield CheckResult("open files", "bad" if advice else "good", detail, advice)
 
 
 def check_devices(lines: list[dict[str, Any]], failure: str) -> Iterator[CheckResult]:
@@ -164,17 +165,19 @@ def check_packages(lines: list[dict[str, Any]], failure: str) -> Iterator[CheckR
         failures[lines[-1]["package"]] = failure  # where it crashed or hung
     tested = tested_versions()
     for package in needed_packages():
-        name, found, pinned = package.name, installed_version(package.name), tested.get(package.name)
-        state: Literal["good", "bad"] = "bad"
-        detail, advice = "not installed", f"pip install '{package}'"
-        if found is not None and not package.specifier.contains(found, prereleases=True):
+        name, found = package.name, installed_version(package.name)
+        detail, advice = f"{found}, as tested", f"pip install '{package}'"
+        if found is None:
+            detail = "not installed"
+        elif not package.specifier.contains(found, prereleases=True):
             detail = f"{found}; pirl needs {package.specifier}"
-        elif found is not None and name in failures:
+        elif name in failures:
             detail, advice = f"cannot be imported: {failures[name]}", f"pip install --force-reinstall '{package}'"
-        elif found is not None:
-            state, advice = "good", ""
-            detail = f"{found}, as tested" if found == pinned else f"{found}; tested with {pinned or 'no version'}"
-        yield CheckResult(name, state, detail, advice, needed=True)
+        else:
+            advice = ""
+            if found != tested.get(name):
+                detail = f"{found}; tested with {tested.get(name, 'no version')}"
+        yield CheckResult(name, "bad" if advice else "good", detail, advice, needed=True)
 
 
 def needed_packages() -> list[Requirement]:
@@ -234,10 +237,9 @@ def check_storage(runs: Path) -> Iterator[CheckResult]:
     yield check_directory("runs", expand_home(runs).absolute(), advice)
     cache, sizes = cache_directory(), Counter[str]()
     yield check_directory("cache", cache, "Choose another directory with the environment variable PIRL_CACHE.")
-    for directory, _, names in os.walk(cache):
-        for path in (Path(directory, name) for name in names):
-            with contextlib.suppress(OSError):  # deleted meanwhile
-                sizes[path.relative_to(cache).parts[0]] += path.lstat().st_blocks * 512
+    for file in cache.rglob("*"):
+        with contextlib.suppress(OSError):  # deleted meanwhile
+            sizes[file.relative_to(cache).parts[0]] += file.lstat().st_blocks * 512
     parts = ", ".join(f"{name} {format_size(count)}" for name, count in sorted(sizes.items()))
     yield CheckResult("cached", "good", f"{format_size(sizes.total())} in total: {parts}" if sizes else "empty")
 
@@ -310,8 +312,8 @@ def check_rendering(answers: dict[str, Answer]) -> CheckResult:
         detail = f"no MuJoCo; libraries to render without a display: {', '.join(found) or 'none'}"
         advice = "for simulators: make setup-aloha, make setup-libero or make setup-metaworld"
         return CheckResult("rendering", "absent", detail, advice)
-    black = {name: "the image is black" for name, (lines, _) in answers.items() if {"brightest": 0} in lines}
-    failures = black | {name: failure for name, (_, failure) in answers.items() if failure}
+    failures = {name: failure for name, (_, failure) in answers.items() if failure}
+    failures |= {name: "the image is black" for name, (lines, _) in answers.items() if {"brightest": 0} in lines}
     fails, works = "; ".join(f"{name}: {why}" for name, why in failures.items()), sorted(answers.keys() - failures)
     if not works:
         advice = "apt-get install libegl1 libosmesa6 libgl1-mesa-dri (or make setup-rendering)"
@@ -327,7 +329,7 @@ def probe_imports(*packages: str) -> Iterator[dict[str, Any]]:
         try:
             importlib.import_module(_MODULES.get(package, package.replace("-", "_")))
         except Exception as error:
-            yield {"package": package, "error": f"{type(error).__name__}: {error}".splitlines()[0]}
+            yield {"package": package, "error": f"{type(error).__name__}: {in_one_line(error)}"}
 
 
 def probe_devices() -> Iterator[dict[str, Any]]:
@@ -366,12 +368,8 @@ def probe_rendering() -> Iterator[dict[str, Any]]:
         yield {"brightest": int(renderer.render().max())}
 
 
-def main(probe: str, file: str, *arguments: str) -> None:
-    """Run a probe; its answer goes to a file, since libraries print what they like."""
-    with open(file, "w", buffering=1) as answer:
+if __name__ == "__main__":
+    probe, file, *arguments = sys.argv[1:]
+    with open(file, "w", buffering=1) as answer:  # a file, since libraries print what they like
         for line in globals()[f"probe_{probe}"](*arguments):
             answer.write(json.dumps(line) + "\n")
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])

@@ -9,7 +9,7 @@ from sweeps import FAKE, plan_in
 
 from pirl.config import get_config, override_config
 from pirl.errors import UserError
-from pirl.sweep.plan import check_plan, grid, length_of, make_rungs, make_space, parse_rungs, spell
+from pirl.sweep.plan import check_plan, length_of, make_rungs, make_space, parse_rungs, spell
 
 
 def space(*texts, given=(), preset="debug"):
@@ -54,10 +54,11 @@ def test_a_number_is_spelled_so_that_it_comes_back(value):
     assert float(spell(value)) == value
 
 
-def test_the_grid_is_every_combination_once():
-    found = grid({"a": CategoricalDistribution(("1", "2")), "b": CategoricalDistribution(("x", "y"))})
-    assert found == [{"a": a, "b": b} for a in "12" for b in "xy"]
-    assert grid({"a": CategoricalDistribution(("1", "2")), "b": FloatDistribution(0.0, 1.0)}) is None
+def test_the_grid_is_every_combination_once(tmp_path):
+    lists = {"a": CategoricalDistribution(("1", "2")), "b": CategoricalDistribution(("x", "y"))}
+    assert plan_in(tmp_path, space=lists).grid == [{"a": a, "b": b} for a in "12" for b in "xy"]
+    assert plan_in(tmp_path, space=lists, trials=3).grid is None
+    assert plan_in(tmp_path, space={**lists, "c": FloatDistribution(0.0, 1.0)}).grid is None
 
 
 def test_schedules_and_their_work(tmp_path):

@@ -30,6 +30,7 @@ Configure = Callable[[Mapping[str, str]], RLTrainConfig]
 
 _NUMBER = r"[-+]?(?:\d+(?:\.\d+)?|\.\d+)(?:[eE][-+]?\d+)?"
 _RANGE = re.compile(rf"(log:)?({_NUMBER})\.\.({_NUMBER})")
+_COMMA = re.compile(r",(?![^\[{]*[\]}])")  # not inside brackets
 
 
 def parse_parameter(text: str, short_names: Mapping[str, str]) -> tuple[str, BaseDistribution]:
@@ -46,24 +47,12 @@ def parse_parameter(text: str, short_names: Mapping[str, str]) -> tuple[str, Bas
         return name, FloatDistribution(low, high, log=log)
     if values.startswith("log:"):
         raise UserError(f"--param {text}: a range is written as log:LOW..HIGH, such as log:1e-5..1e-3.")
-    choices = _split(values)
+    choices = [choice.strip() for choice in _COMMA.split(values)]
     if "" in choices or len(choices) < 2:
         raise UserError(
             f"--param {text} needs at least two values, separated by commas; pass a single one as an option: --{flag} …"
         )
     return name, CategoricalDistribution(choices)
-
-
-def _split(text: str) -> list[str]:
-    """At the commas that are not inside brackets."""
-    parts, depth = [""], 0
-    for letter in text:
-        depth += (letter in "[{") - (letter in "]}")
-        if letter == "," and depth <= 0:
-            parts.append("")
-        else:
-            parts[-1] += letter
-    return [part.strip() for part in parts]
 
 
 def make_space(texts: Sequence[str], short: Mapping[str, str], given: Mapping[str, str], configure: Configure) -> Space:
@@ -90,10 +79,9 @@ def make_space(texts: Sequence[str], short: Mapping[str, str], given: Mapping[st
             if kinds == {int}:
                 space[name] = IntDistribution(int(distribution.low), int(distribution.high), log=distribution.log)
             continue
-        texts = examples(distribution)
-        for index, value in enumerate(found):
-            if value in found[:index] or texts[index] in texts[:index]:
-                raise UserError(f"--param {flag_of(name)} names {texts[index]} twice.")
+        for index, text in enumerate(examples(distribution)):
+            if found[index] in found[:index] or text in examples(distribution)[:index]:
+                raise UserError(f"--param {flag_of(name)} names {text} twice.")
     return space
 
 
@@ -112,8 +100,7 @@ def flag_of(name: str) -> str:
 
 def spell(value: str | int | float) -> str:
     """A value as a command line spells it."""
-    short = f"{value:.15g}" if isinstance(value, float) else str(value)
-    return repr(value) if isinstance(value, float) and float(short) != value else short
+    return repr(value).removesuffix(".0") if isinstance(value, float) else str(value)
 
 
 def examples(distribution: BaseDistribution) -> tuple[str, ...]:
@@ -122,14 +109,6 @@ def examples(distribution: BaseDistribution) -> tuple[str, ...]:
         return tuple(map(str, distribution.choices))
     assert isinstance(distribution, IntDistribution | FloatDistribution)
     return spell(distribution.low), spell(distribution.high)
-
-
-def grid(space: Space) -> list[dict[str, str]] | None:
-    """All combinations, the last parameter varying fastest; None if there is a range."""
-    if not all(isinstance(distribution, CategoricalDistribution) for distribution in space.values()):
-        return None
-    values = map(examples, space.values())
-    return [dict(zip(space, combination, strict=True)) for combination in itertools.product(*values)]
 
 
 @dataclass(frozen=True)
@@ -158,9 +137,11 @@ class SweepPlan:
 
     @functools.cached_property
     def grid(self) -> list[dict[str, str]] | None:
-        """All combinations, if there are no more of them than trials."""
-        found = grid(self.space)
-        return found if found is not None and len(found) <= self.trials else None
+        """All combinations, the last parameter varying fastest; None with a range, or with more of them than trials."""
+        lists = [examples(values) for values in self.space.values() if isinstance(values, CategoricalDistribution)]
+        if len(lists) < len(self.space) or math.prod(map(len, lists)) > self.trials:
+            return None
+        return [dict(zip(self.space, combination, strict=True)) for combination in itertools.product(*lists)]
 
     @property
     def count(self) -> int:

@@ -99,20 +99,13 @@ def propose(plan: SweepPlan, trials: Sequence[FrozenTrial]) -> dict[str, Any]:
         if (value := trial.intermediate_values.get(plan.rungs[0])) is not None:
             study.add_trial(create_trial(params=trial.params, distributions=plan.space, value=value))
     for _ in range(_PROPOSALS):
-        drawn = study.ask(plan.space).params
-        params = {name: _rounded(plan, name, value) for name, value in drawn.items()}
+        params = study.ask(plan.space).params
+        for name, values in plan.space.items():
+            if isinstance(values, FloatDistribution):  # no more digits than people write
+                params[name] = min(max(float(f"{params[name]:.4g}"), values.low), values.high)
         if params not in [trial.params for trial in trials]:
             break
     return params
-
-
-def _rounded(plan: SweepPlan, name: str, value: Any) -> Any:
-    """A number of a range with no more digits than people write, if that is still in the range."""
-    range_ = plan.space[name]
-    if not isinstance(range_, FloatDistribution):
-        return value
-    short = float(f"{value:.4g}")
-    return short if range_.low <= short <= range_.high else value
 
 
 def measure(directory: Path, metric: str) -> tuple[float, list[float]]:
