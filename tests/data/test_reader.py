@@ -12,8 +12,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
-from pirl.data.lerobot.columns import ColumnError, to_numpy
 from pirl.data.lerobot.format import Feature, glob_pattern
+from pirl.data.lerobot.parquet import ColumnError, to_numpy
 from pirl.data.lerobot.reader import open_dataset
 from pirl.data.outcomes import OutcomeConfig
 from pirl.data.validate import check_dataset

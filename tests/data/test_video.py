@@ -68,7 +68,7 @@ def test_other_containers_are_read(tmp_path):
     for file in ("video.mkv", "video.avi"):
         index = index_video(write(tmp_path / file, "mpeg4", {"qmax": "4"}))
         assert [read_bars(frame)[2] for frame in decode_frames(index, 17, 2)] == [17, 18]
-        assert np.isclose(index.time(17), 1.7)
+        assert np.isclose(index.seconds[17], 1.7)
 
 
 @pytest.mark.parametrize("name", ["garbled_video", "garbled_video_v30"])

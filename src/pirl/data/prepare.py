@@ -12,7 +12,7 @@ from jaxtyping import Bool, Float, Float64, Int64
 
 from pirl.data.chunks import Trajectories
 from pirl.data.frame_cache import FrameCacheConfig, open_frames
-from pirl.data.lerobot.columns import DepthImageError
+from pirl.data.lerobot.parquet import DepthImageError
 from pirl.data.lerobot.reader import Dataset
 from pirl.data.norm_stats import compute_norm_stats, degenerate_dimensions, safe_scales, sample_range
 from pirl.data.outcomes import OutcomeConfig, Outcomes, read_outcomes, try_outcomes
@@ -296,7 +296,7 @@ def _summarize_camera(dataset: Dataset, name: str, unread: list[Problem]) -> dic
     storage, missing = "images in parquet", set[int]()
     size = dataset.info.features[name].image_size or (0, 0)
     numbers = dataset.episode_ids.tolist()
-    if name not in dataset.rows.column_names:
+    if name not in dataset.rows.column_types:
         segments, problems = dataset.segments(name)
         unread += [problem for problem in problems if problem.severity == "problem"]
         missing = {number for number, segment in zip(numbers, segments, strict=True) if segment is None}

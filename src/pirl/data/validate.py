@@ -13,11 +13,11 @@ from typing import Any, Literal
 import numpy as np
 
 from pirl.data.labels import LABEL_FILE, read_labels
-from pirl.data.lerobot.columns import DepthImageError, ParquetDamageError, is_numeric, open_image, read_all_cells
 from pirl.data.lerobot.format import DEFAULT_COLUMNS, resolve_inside
+from pirl.data.lerobot.parquet import DepthImageError, ParquetDamageError, is_numeric, open_image, read_all_cells
 from pirl.data.lerobot.reader import Dataset, scan_dataset
 from pirl.data.lerobot.rows import by_episode
-from pirl.data.lerobot.video import MISSING, UNLISTED, VideoIndex, codec_name
+from pirl.data.lerobot.video import MISSING, UNLISTED, VideoIndex
 from pirl.data.norm_stats import degenerate_dimensions, frame_stats
 from pirl.data.outcomes import END_COLUMNS, REWARD_COLUMN, SUCCESS_COLUMNS, OutcomeConfig, try_outcomes
 from pirl.data.problems import BrokenDatasetError, Problem, format_episodes, format_problems
@@ -155,7 +155,7 @@ def _wrong_values(
 
 def _check_frames(dataset: Dataset, camera: str) -> Iterator[Problem]:
     """Episodes whose frames of a camera cannot be found; damage inside the files shows when they are decoded."""
-    if camera in dataset.rows.column_names:
+    if camera in dataset.rows.column_types:
         for file, kind in enumerate(dataset.rows.column_types[camera]):
             if kind is None:
                 yield from _of_file(dataset, file, "is not in this file, though it is in others", camera)
@@ -259,7 +259,7 @@ def _all_cameras(dataset: Dataset) -> tuple[str, ...]:
     """Cameras of which any file is there; where there is none at all, all of them."""
 
     def has_files(camera: str) -> bool:
-        if camera in dataset.rows.column_names:
+        if camera in dataset.rows.column_types:
             return True
         segments, problems = dataset.segments(camera)
         return any(segments) or any(problem.message not in (MISSING, UNLISTED) for problem in problems)
@@ -325,7 +325,7 @@ def _check_time(dataset: Dataset) -> Iterator[Problem]:
 
 
 def _check_camera(dataset: Dataset, camera: str, decode: bool, is_wanted: bool) -> Iterator[Problem]:
-    in_parquet, declared = camera in dataset.rows.column_names, dataset.info.features[camera].dtype
+    in_parquet, declared = camera in dataset.rows.column_types, dataset.info.features[camera].dtype
     if in_parquet:
         if declared == "video":
             message = "info.json says video; its images are in the data and read from there"
@@ -353,13 +353,8 @@ def _check_camera(dataset: Dataset, camera: str, decode: bool, is_wanted: bool) 
 
 
 def _check_declared(dataset: Dataset, camera: str, videos: Sequence[VideoIndex]) -> Iterator[Problem]:
-    """Codec and size of videos that info.json gives otherwise."""
-    feature = dataset.info.features[camera]
-    codecs = {video.codec for video in videos}
-    if feature.codec and codecs and codecs != {codec_name(feature.codec)}:
-        found = ", ".join(sorted(codecs))
-        yield Problem(f"info.json says the codec is {feature.codec}", "note", column=camera, value=found)
-    wanted = feature.image_size
+    """Videos whose size info.json gives otherwise."""
+    wanted = dataset.info.features[camera].image_size
     for size in dict.fromkeys(video.size for video in videos if wanted and video.size != wanted):
         files = [video.path.relative_to(dataset.root).as_posix() for video in videos if video.size == size]
         more = f"; so in {len(files) - 1} more files" if len(files) > 1 else ""

@@ -44,7 +44,6 @@ class Feature:
     dtype: str
     shape: tuple[int, ...]
     names: Any = None
-    codec: str | None = None
 
     @property
     def is_camera(self) -> bool:
@@ -88,6 +87,60 @@ class Info:
 
 def read_info(root: Path) -> Info:
     """Read and check info.json; everything wrong with it is reported together."""
+    content = _read_info_file(root)
+    problems: list[Problem] = []
+
+    def checked(key: str, is_valid: bool, wanted: str, otherwise: Any) -> Any:
+        if is_valid:
+            return content.get(key)
+        problems.append(Problem(f"{key} should be {wanted}", file=INFO_FILE, value=f"{content.get(key)!r:.80}"))
+        return otherwise
+
+    remedy = "older data: convert it with LeRobot's own tools first"
+    is_known = content.get("codebase_version") in VERSIONS
+    version = checked("codebase_version", is_known, f"one of {', '.join(VERSIONS)} ({remedy})", "v2.1")
+    fps = content.get("fps")
+    is_rate = isinstance(fps, int | float) and not isinstance(fps, bool) and 0 < fps <= 100_000
+    fps = checked("fps", is_rate, "a positive number of frames per second", 1.0)
+    counts = {}
+    for key, least in (("total_episodes", 0), ("total_frames", 0), ("chunks_size", 1)):
+        value = content.get(key)
+        counts[key] = checked(key, value is None or (is_count(value) and value >= least), "a count", None)
+    declared = content.get("features")
+    is_object = isinstance(declared, dict) and bool(declared)
+    declared = checked("features", is_object, "an object that names the columns and cameras", {})
+    features: dict[str, Feature] = {}
+    for name, entry in declared.items():
+        if (feature := _read_feature(name, entry)) is not None:
+            features[name] = feature
+        else:
+            message = f"feature {name!r:.80} should be an object with dtype and shape, and its name without / or .."
+            problems.append(Problem(message, file=INFO_FILE, value=f"{entry!r:.80}"))
+    videos = [name for name, feature in features.items() if feature.dtype == "video"]
+    paths = {}
+    for key, default in zip(("data_path", "video_path"), DEFAULT_PATHS[version[:2]], strict=True):
+        paths[key] = template = content.get(key) or default
+        complaint = _check_template(template)
+        if complaint is None and key == "video_path" and "{video_key}" not in template and len(videos) > 1:
+            complaint = f"gives {' and '.join(videos)} the same file"
+        if complaint:
+            problems.append(Problem(f"{key} {complaint}", file=INFO_FILE, value=f"{template!r:.120}"))
+    if problems:
+        raise BrokenDatasetError(str(root), problems)
+    robot_type = content.get("robot_type")
+    return Info(
+        version=version,
+        fps=float(fps),
+        features=features,
+        **paths,
+        chunks_size=counts["chunks_size"] or 1000,
+        robot_type=robot_type if isinstance(robot_type, str) else None,
+        total_episodes=counts["total_episodes"],
+        total_frames=counts["total_frames"],
+    )
+
+
+def _read_info_file(root: Path) -> dict[str, Any]:
     file = root / INFO_FILE
     if not root.is_dir():
         raise BrokenDatasetError(str(root), [Problem(f"{root} is not a directory")])
@@ -101,74 +154,22 @@ def read_info(root: Path) -> Info:
     except (OSError, ValueError, RecursionError) as error:
         message = pointer_advice(file) or f"cannot be read: {error}"
         raise BrokenDatasetError(str(root), [Problem(message, file=INFO_FILE)]) from error
-    problems: list[Problem] = []
+    return content
 
-    def complain(key: str, wanted: str, value: Any) -> None:
-        problems.append(Problem(f"{key} should be {wanted}", file=INFO_FILE, value=f"{value!r:.80}"))
 
-    def count(key: str, default: int | None, least: int = 0) -> int | None:
-        value = content.get(key, default)
-        if value is None or (isinstance(value, int) and not isinstance(value, bool) and least <= value < 2**40):
-            return value
-        complain(key, "a count", value)
-        return default
-
-    version = content.get("codebase_version")
-    if version not in VERSIONS:
-        remedy = "older data: convert it with LeRobot's own tools first"
-        complain("codebase_version", f"one of {', '.join(VERSIONS)} ({remedy})", version)
-        version = "v2.1"
-    fps = content.get("fps")
-    if not isinstance(fps, int | float) or isinstance(fps, bool) or not 0 < fps <= 100_000:
-        complain("fps", "a positive number of frames per second", fps)
-        fps = 1.0
-    features: dict[str, Feature] = {}
-    declared = content.get("features")
-    if not isinstance(declared, dict) or not declared:
-        complain("features", "an object that names the columns and cameras", declared)
-        declared = {}
-    for name, entry in declared.items():
-        feature = _read_feature(name, entry)
-        if feature is None:
-            complain(f"feature {name!r:.80}", "an object with dtype and shape, and its name without / or ..", entry)
-        else:
-            features[name] = feature
-    videos = [name for name, feature in features.items() if feature.dtype == "video"]
-    defaults = zip(("data_path", "video_path"), DEFAULT_PATHS[version[:2]], strict=True)
-    paths = {key: content.get(key) or default for key, default in defaults}
-    for key, template in paths.items():
-        complaint = _check_template(template)
-        if complaint is None and key == "video_path" and "{video_key}" not in template and len(videos) > 1:
-            complaint = f"gives {' and '.join(videos)} the same file"
-        if complaint:
-            problems.append(Problem(f"{key} {complaint}", file=INFO_FILE, value=f"{template!r:.120}"))
-    robot_type, totals = content.get("robot_type"), [count(key, None) for key in ("total_episodes", "total_frames")]
-    chunks_size = count("chunks_size", 1000, least=1) or 1000
-    if problems:
-        raise BrokenDatasetError(str(root), problems)
-    return Info(
-        version=version,
-        fps=float(fps),
-        features=features,
-        **paths,
-        chunks_size=chunks_size,
-        robot_type=robot_type if isinstance(robot_type, str) else None,
-        total_episodes=totals[0],
-        total_frames=totals[1],
-    )
+def is_count(value: Any) -> TypeGuard[int]:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**40
 
 
 def _read_feature(name: str, entry: Any) -> Feature | None:
-    if not isinstance(entry, dict) or not name or "/" in name or "\\" in name or ".." in name or "\0" in name:
+    if not isinstance(entry, dict) or not name or any(part in name for part in ("/", "\\", "..", "\0")):
         return None
     dtype, shape = entry.get("dtype"), entry.get("shape", [1])
     if not isinstance(dtype, str) or not isinstance(shape, list) or len(shape) > _MOST_AXES:
         return None
-    if not all(isinstance(n, int) and not isinstance(n, bool) and 0 <= n <= _LARGEST_AXIS for n in shape):
+    if not all(is_count(size) and size <= _LARGEST_AXIS for size in shape):
         return None
-    details = entry.get("info") or entry.get("video_info")
-    codec = details.get("video.codec") if isinstance(details, dict) else None
-    return Feature(name, dtype, tuple(shape), entry.get("names"), codec if isinstance(codec, str) else None)
+    return Feature(name, dtype, tuple(shape), entry.get("names"))
 
 
 def _check_template(template: Any) -> str | None:
@@ -305,7 +306,7 @@ def read_listing(root: Path, info: Info) -> Listing:
         # In v3 the string was the index of a pandas frame: its column is called `task` or `__index_level_0__`.
         names = [*(name for name in ("task", "__index_level_0__") if name in row), *row]
         index, text = row.get("task_index"), next((row[name] for name in names if name != "task_index"), None)
-        if _is_count(index) and isinstance(text, str) and index not in listing.tasks:
+        if is_count(index) and isinstance(text, str) and index not in listing.tasks:
             listing.tasks[index] = text
         else:
             value = f"{index!r}: {text!r:.60}"
@@ -323,18 +324,18 @@ def read_listing(root: Path, info: Info) -> Listing:
 
 def _add_episode(row: dict[str, Any], file: str, info: Info, listing: Listing) -> None:
     index, length, tasks = row.get("episode_index"), row.get("length"), row.get("tasks")
-    if not _is_count(index) or index in listing.episodes:
-        said = "is listed twice" if _is_count(index) else "has no valid episode_index"
+    if not is_count(index) or index in listing.episodes:
+        said = "is listed twice" if is_count(index) else "has no valid episode_index"
         listing.problems.append(Problem(f"an episode {said}", file=file, value=f"{index!r:.60}"))
         return
-    if not _is_count(length):
+    if not is_count(length):
         listing.problems.append(Problem("length is not a count", episode=index, file=file, value=f"{length!r:.60}"))
         length = None
     videos = {}
     for camera in info.cameras:
         keys = [f"videos/{camera}/{key}" for key in ("chunk_index", "file_index", "from_timestamp")]
         chunk, number, start = (row.get(key) for key in keys)
-        sound = [_is_count(chunk), _is_count(number), isinstance(start, int | float) and 0 <= start < 1e9]
+        sound = [is_count(chunk), is_count(number), isinstance(start, int | float) and 0 <= start < 1e9]
         if all(sound):
             videos[camera] = VideoPosition(chunk, number, float(start))  # type: ignore[arg-type]
         elif (chunk, number, start) != (None, None, None):
@@ -349,12 +350,8 @@ def _add_episode(row: dict[str, Any], file: str, info: Info, listing: Listing) -
         tasks=tuple(task for task in tasks if isinstance(task, str)) if isinstance(tasks, list) else (),
         videos=videos,
         extra={key: value for key, value in row.items() if key not in known and "/" not in key},
-        data_file=data_file if all(map(_is_count, data_file)) else None,  # type: ignore[arg-type]
+        data_file=data_file if all(map(is_count, data_file)) else None,  # type: ignore[arg-type]
     )
-
-
-def _is_count(value: Any) -> TypeGuard[int]:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**40
 
 
 def _read_list(root: Path, relative: str, problems: list[Problem]) -> list[dict[str, Any]]:

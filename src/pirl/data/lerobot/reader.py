@@ -15,8 +15,8 @@ import pyarrow.compute as pc
 from jaxtyping import Int64, UInt8
 
 from pirl.data.labels import DROPPED_FILE, read_dropped
-from pirl.data.lerobot.columns import CellReader, ColumnError, open_image, read_table, to_numpy
 from pirl.data.lerobot.format import Info, Listing, read_info, read_listing, resolve_inside
+from pirl.data.lerobot.parquet import CellReader, ColumnError, open_image, read_table, to_numpy
 from pirl.data.lerobot.rows import Rows, by_episode, read_rows
 from pirl.data.lerobot.video import Segment, decode_frames, find_segments
 from pirl.data.problems import BrokenDatasetError, Problem, format_episodes
@@ -32,13 +32,6 @@ def is_hub_id(name: str) -> bool:
     return re.fullmatch(r"[A-Za-z0-9][\w.-]*/[\w.-]+", name) is not None
 
 
-def _lerobot_home() -> Path:
-    """Where LeRobot keeps datasets, by the variables that it and the hub library go by."""
-    cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    hub = os.environ.get("HF_HOME") or os.path.join(cache, "huggingface")
-    return Path(os.path.expanduser(os.environ.get("HF_LEROBOT_HOME") or os.path.join(hub, "lerobot")))
-
-
 def locate(source: str | os.PathLike[str]) -> tuple[Path, str]:
     """The directory of a dataset given as a path or as a hub id, and the name to call it by."""
     name = os.fspath(source)
@@ -50,7 +43,10 @@ def locate(source: str | os.PathLike[str]) -> tuple[Path, str]:
     path = Path(os.path.expanduser(name))
     if path.exists() or not is_hub_id(name):
         return path, name
-    home = _lerobot_home() / name
+    # Where LeRobot keeps datasets, by the variables that it and the hub library go by.
+    cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    hub = os.environ.get("HF_HOME") or os.path.join(cache, "huggingface")
+    home = Path(os.path.expanduser(os.environ.get("HF_LEROBOT_HOME") or os.path.join(hub, "lerobot"))) / name
     if (home / "meta").is_dir() and (home / "data").is_dir():  # LeRobot may have fetched the metadata alone
         return home, name
     try:
@@ -79,7 +75,7 @@ class Dataset:
         self.whole = rows if whole is None else whole
         self.problems = [*listing.problems, *rows.problems]
         self._columns: dict[str, np.ndarray] = {}
-        self._segments: dict[str, tuple[list[Segment | None], list[Problem]]] = {}
+        self._segments: dict[str, tuple[dict[int, Segment], list[Problem]]] = {}
         self._cells = CellReader()
         self._lock = threading.Lock()
 
@@ -87,16 +83,11 @@ class Dataset:
         """The same dataset with the episodes of these numbers alone, and of its problems those that concern them."""
         chosen = set(numbers)
         kept = [episode for episode, number in enumerate(self.episode_ids.tolist()) if number in chosen]
-        if len(kept) == len(self.episode_ids) and all(p.episode is None or p.episode in chosen for p in self.problems):
-            return self
         part = Dataset(self.root, self.name, self.info, self.listing, self.rows.select(kept), self.whole)
         part.problems = _concerning(self.problems, chosen)
         rows = np.isin(np.repeat(self.episode_ids, self.lengths), part.episode_ids)
         part._columns = {name: values[rows] for name, values in self._columns.items()}
-        part._segments = {
-            camera: ([segments[episode] for episode in kept], _concerning(problems, chosen))
-            for camera, (segments, problems) in self._segments.items()
-        }
+        part._segments = dict(self._segments)
         return part
 
     @property
@@ -123,7 +114,7 @@ class Dataset:
     @property
     def column_names(self) -> tuple[str, ...]:
         """Columns that any of the files has, cameras left out."""
-        return tuple(name for name in self.rows.column_names if name not in self.info.cameras)
+        return tuple(name for name in self.rows.column_types if name not in self.info.cameras)
 
     def columns(self, names: Sequence[str]) -> dict[str, np.ndarray]:
         """Columns as arrays of [rows] or [rows, *shape], in the dtype of the file."""
@@ -239,8 +230,8 @@ class Dataset:
         if self._in_parquet(camera):
             return [self.root / relative for relative in self.rows.files]
         segments, problems = self.segments(camera)
-        if problem_list := [problem for problem in problems if problem.severity == "problem"]:
-            raise BrokenDatasetError(self.name, problem_list)
+        if wrong := [problem for problem in problems if problem.severity == "problem"]:
+            raise BrokenDatasetError(self.name, wrong)
         return sorted({segment.video.path for segment in segments if segment is not None})
 
     def offsets(self, camera: str) -> list[tuple[int, ...]]:
@@ -254,18 +245,17 @@ class Dataset:
 
     def segments(self, camera: str) -> tuple[list[Segment | None], list[Problem]]:
         """Where each episode's frames are in the video files, and what is wrong there."""
+        numbers = self.episode_ids.tolist()
         with self._lock:
             if camera not in self._segments:
-                chosen = set(self.episode_ids.tolist())
                 lengths = dict(zip(self.whole.episode_ids.tolist(), np.diff(self.whole.starts).tolist(), strict=True))
-                found, problems = find_segments(self.root, self.info, self.listing, lengths, chosen, camera)
-                segments = [found.get(number) for number in self.episode_ids.tolist()]
-                self._segments[camera] = segments, _concerning(problems, chosen)
-            return self._segments[camera]
+                self._segments[camera] = find_segments(self.root, self.info, self.listing, lengths, numbers, camera)
+        found, problems = self._segments[camera]
+        return [found.get(number) for number in numbers], _concerning(problems, set(numbers))
 
     def _in_parquet(self, camera: str) -> bool:
         # The files decide: a camera declared as video may have been left as images, and the other way round.
-        return camera in self.rows.column_names
+        return camera in self.rows.column_types
 
     def _decode_images(self, camera: str, episode: int) -> Iterator[UInt8[np.ndarray, "h w 3"]]:
         number, frame = int(self.episode_ids[episode]), 0

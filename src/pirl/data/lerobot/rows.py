@@ -9,9 +9,9 @@ import numpy as np
 import pyarrow as pa
 from jaxtyping import Int64
 
-from pirl.data.lerobot.columns import ColumnError, read_table, to_numpy
 from pirl.data.lerobot.format import (
     DEFAULT_COLUMNS,
+    INFO_FILE,
     Info,
     Listing,
     ParquetDamageError,
@@ -20,6 +20,7 @@ from pirl.data.lerobot.format import (
     glob_pattern,
     resolve_inside,
 )
+from pirl.data.lerobot.parquet import ColumnError, read_table, to_numpy
 from pirl.data.problems import Problem
 
 _KEYS = ("episode_index", "frame_index", "task_index")
@@ -41,11 +42,6 @@ class Rows:
     task_of_row: Int64[np.ndarray, " rows"]
     column_types: Mapping[str, Sequence[pa.DataType | None]]  # in each file; None where it does not have the column
     problems: Sequence[Problem]
-
-    @property
-    def column_names(self) -> tuple[str, ...]:
-        """Columns that any file has."""
-        return tuple(self.column_types)
 
     @cached_property
     def rows_of_file(self) -> Sequence[Int64[np.ndarray, " some_rows"]]:
@@ -114,38 +110,52 @@ def read_rows(root: Path, info: Info, listing: Listing) -> Rows:
             else:
                 problems.append(Problem(str(error), file=relative, episode=episode))
             continue
-        if episode is not None and len(others := numbers[0][(numbers[0] != episode) & (numbers[0] != _ABSENT)]):
-            message = "holds rows of another episode"
-            problems.append(Problem(message, "problem", episode, relative, "episode_index", str(others[0])))
-            continue
         if episode is not None:
+            if len(others := numbers[0][(numbers[0] != episode) & (numbers[0] != _ABSENT)]):
+                message = "holds rows of another episode"
+                problems.append(Problem(message, "problem", episode, relative, "episode_index", str(others[0])))
+                continue
             numbers[0] = episode
         files.append(relative)
         schemas.append(schema)
         keys.append(numbers)
     sizes = [numbers.shape[1] for numbers in keys]
-    file_of_row, row_in_file = np.repeat(np.arange(len(files)), sizes), np.arange(sum(sizes))
-    row_in_file -= np.repeat(_starts(np.array(sizes, np.int64))[:-1], sizes)
+    file_of_row = np.repeat(np.arange(len(files)), sizes)
+    row_in_file = np.arange(sum(sizes)) - np.repeat(_starts(np.array(sizes, np.int64))[:-1], sizes)
     episode_index, frame_index, task_index = np.concatenate([np.empty((3, 0), np.int64), *keys], axis=1)
-    unfinished = _unfinished(set(np.unique(episode_index).tolist()), info, listing)
+    # Episodes past the last one that a recorder counted: it was stopped before it could list them.
+    counted = info.total_episodes if info.total_episodes is not None else 2**40
+    unfinished = [e for e in np.unique(episode_index).tolist() if e >= counted and e not in listing.episodes]
     problems += [Problem("was not finished when the recording stopped; left out", "note", e) for e in unfinished]
     order = np.lexsort((frame_index, episode_index))
     order = order[~np.isin(episode_index[order], unfinished)]
     episode_ids, counts = np.unique(episode_index[order], return_counts=True)
-    starts, file_of_row = _starts(counts), file_of_row[order]
+    starts = _starts(counts)
     types = _column_types(files, schemas, problems)
     problems += _check_frames(frame_index[order], episode_ids, starts)
     problems += _attribute_damage(info, listing, damaged, set(episode_ids.tolist()))
-    problems += _compare_with_listing(
-        info, listing, dict(zip(episode_ids.tolist(), counts.tolist(), strict=True)), problems
-    )
+    lengths = dict(zip(episode_ids.tolist(), counts.tolist(), strict=True))
+    problems += _compare_with_listing(info, listing, lengths, problems)
     for name in DEFAULT_COLUMNS:
         if name not in types and files:
             problems.append(Problem("is missing; rebuilt from what is there", severity="note", column=name))
-    first_files = [files[file] for file in file_of_row[starts[:-1]]]
+    first_files = [files[file] for file in file_of_row[order][starts[:-1]]]
     problems += _compare_files(info, listing, dict(zip(episode_ids.tolist(), first_files, strict=True)))
     tasks, task_of_row = _tasks(listing, task_index[order], episode_ids, starts, problems)
-    return Rows(files, sizes, file_of_row, row_in_file[order], episode_ids, starts, tasks, task_of_row, types, problems)
+    return Rows(
+        *(
+            files,
+            sizes,
+            file_of_row[order],
+            row_in_file[order],
+            episode_ids,
+            starts,
+            tasks,
+            task_of_row,
+            types,
+            problems,
+        )
+    )
 
 
 def _row_keys(table: pa.Table, episode: int | None) -> Int64[np.ndarray, "3 rows"]:
@@ -176,41 +186,34 @@ def _data_files(root: Path, info: Info, listing: Listing, problems: list[Problem
             problems.append(Problem(f"no data file matches {info.data_path}"))
         return [(relative, None) for relative in sorted(present)]
 
-    def files_of(episodes: Sequence[int]) -> dict[str, int]:
-        return {fill(info.data_path, chunk=index // info.chunks_size, file=index): index for index in episodes}
+    def file_of(episode: int) -> str:
+        return fill(info.data_path, chunk=episode // info.chunks_size, file=episode)
 
-    expected = files_of(sorted(listing.episodes))
-    absent = {relative: index for relative, index in expected.items() if relative not in present}
-    problems += [Problem("is missing", file=relative, episode=index) for relative, index in absent.items()]
-    strays = sorted(present - set(expected))
-    unlisted = files_of(range(min(info.total_episodes or 0, 1_000_000) if strays else 0))
-    for stray in strays:
-        if stray in unlisted:
-            message = "is not listed in meta/episodes.jsonl, though total_episodes counts it"
-            problems.append(Problem(message, file=stray, episode=unlisted[stray]))
-        else:
-            problems.append(Problem("belongs to no listed episode; left out", severity="note", file=stray))
-    return [(relative, index) for relative, index in expected.items() if relative in present]
-
-
-def _unfinished(found: set[int], info: Info, listing: Listing) -> list[int]:
-    """Episodes past the last one that a recorder counted: it was stopped before it could list them."""
-    counted = info.total_episodes if info.total_episodes is not None else 2**40
-    return sorted(index for index in found if index >= counted and index not in listing.episodes)
+    expected = {file_of(episode): episode for episode in sorted(listing.episodes)}
+    for relative, episode in expected.items():
+        if relative not in present:
+            problems.append(Problem("is missing", file=relative, episode=episode))
+    if strays := sorted(present - set(expected)):
+        unlisted = {file_of(episode): episode for episode in range(min(info.total_episodes or 0, 1_000_000))}
+        for stray in strays:
+            if stray in unlisted:
+                message = "is not listed in meta/episodes.jsonl, though total_episodes counts it"
+                problems.append(Problem(message, file=stray, episode=unlisted[stray]))
+            else:
+                problems.append(Problem("belongs to no listed episode; left out", severity="note", file=stray))
+    return [(relative, episode) for relative, episode in expected.items() if relative in present]
 
 
 def _column_types(
     files: Sequence[str], schemas: Sequence[pa.Schema], problems: list[Problem]
 ) -> dict[str, list[pa.DataType | None]]:
-    """Columns that are in any file, and the types they have in each."""
     by_file = [dict(zip(schema.names, schema.types, strict=True)) for schema in schemas]
     names = dict.fromkeys(name for kinds in by_file for name in kinds)
-    types = {name: [kinds.get(name) for kinds in by_file] for name in names}
-    for name, kinds in types.items():
-        for file, kind in zip(files, kinds, strict=True):
-            if kind is None:
+    for name in names:
+        for file, kinds in zip(files, by_file, strict=True):
+            if name not in kinds:
                 problems.append(Problem("is not in this file, though it is in others", "note", file=file, column=name))
-    return types
+    return {name: [kinds.get(name) for kinds in by_file] for name in names}
 
 
 def _check_frames(frame_index: np.ndarray, episode_ids: np.ndarray, starts: np.ndarray) -> Iterator[Problem]:
@@ -227,9 +230,8 @@ def _attribute_damage(info: Info, listing: Listing, damaged: Mapping[str, str], 
     """Whose rows are lost with files of v3 that cannot be read: of listed episodes without rows, those listed there."""
     claims: dict[str, list[int]] = {relative: [] for relative in damaged}
     for number in sorted(set(listing.episodes) - found) if damaged else ():
-        place = listing.episodes[number].data_file
-        file = fill(info.data_path, chunk=place[0], file=place[1]) if place else ""
-        claims[file if file in damaged else next(iter(damaged))].append(number)
+        file = _listed_file(info, listing, number)
+        claims[file if file in claims else next(iter(damaged))].append(number)
     for relative, message in damaged.items():
         yield from (Problem(message, file=relative, episode=number) for number in claims[relative])
         if not claims[relative]:
@@ -237,40 +239,44 @@ def _attribute_damage(info: Info, listing: Listing, damaged: Mapping[str, str], 
             yield Problem(message, "note" if found else "problem", file=relative)
 
 
+def _listed_file(info: Info, listing: Listing, episode: int) -> str | None:
+    """The data file that v3 lists for an episode."""
+    listed = listing.episodes.get(episode)
+    return fill(info.data_path, *listed.data_file) if info.is_v3 and listed and listed.data_file else None
+
+
 def _compare_with_listing(
     info: Info, listing: Listing, found: Mapping[int, int], problems: Sequence[Problem]
 ) -> Iterator[Problem]:
     """Differences between the frames that were found of each episode and what meta/ lists."""
-    known = [problem for problem in [*problems, *listing.problems] if problem.severity == "problem"]
-    named = {problem.episode for problem in problems if problem.severity == "problem"}
-    for index, listed in sorted(listing.episodes.items()):
-        if index not in found and index not in named:
-            known.append(Problem("is listed but has no frames in the data", episode=index))
-            yield known[-1]
-        elif index in found and listed.length is not None and listed.length != found[index]:
-            yield Problem(f"is listed with {listed.length} frames, the data has {found[index]}", episode=index)
-    for index in sorted(set(found) - set(listing.episodes)):
-        yield Problem("is in the data but not listed under meta/", episode=index)
-    if not found and not known:
+    blocking = [problem for problem in problems if problem.severity == "problem"]
+    named = {problem.episode for problem in blocking}
+    lost = [index for index in sorted(listing.episodes) if index not in found and index not in named]
+    yield from (Problem("is listed but has no frames in the data", episode=index) for index in lost)
+    for index, count in found.items():
+        if index not in listing.episodes:
+            yield Problem("is in the data but not listed under meta/", episode=index)
+        elif (claimed := listing.episodes[index].length) not in (None, count):
+            yield Problem(f"is listed with {claimed} frames, the data has {count}", episode=index)
+    if not (found or blocking or lost or any(problem.severity == "problem" for problem in listing.problems)):
         yield Problem("the dataset has no episodes")
-    actual = {"total_episodes": len(found), "total_frames": sum(found.values())}
-    for key, claimed in {"total_episodes": info.total_episodes, "total_frames": info.total_frames}.items():
-        if claimed is not None and claimed != actual[key]:
-            yield Problem(f"{key} is {claimed}, the data has {actual[key]}", severity="note", file="meta/info.json")
+    frames = sum(found.values())
+    for key, claimed, actual in (
+        ("total_episodes", info.total_episodes, len(found)),
+        ("total_frames", info.total_frames, frames),
+    ):
+        if claimed not in (None, actual):
+            yield Problem(f"{key} is {claimed}, the data has {actual}", severity="note", file=INFO_FILE)
 
 
 def _compare_files(info: Info, listing: Listing, files: Mapping[int, str]) -> Iterator[Problem]:
     """v3 lists the data file of every episode, and LeRobot's own converter gets some of them wrong."""
-    wrong = []
-    for episode, file in files.items():
-        listed = listing.episodes.get(episode)
-        if info.is_v3 and listed and listed.data_file:
-            claimed = fill(info.data_path, chunk=listed.data_file[0], file=listed.data_file[1])
-            wrong += [(episode, file, claimed)] if claimed != file else []
-    for episode, file, claimed in wrong[:1]:
+    wrong = [episode for episode, file in files.items() if _listed_file(info, listing, episode) not in (None, file)]
+    for episode in wrong[:1]:
         more = f" (and so for {len(wrong) - 1} more episodes)" if len(wrong) > 1 else ""
+        claimed = _listed_file(info, listing, episode)
         message = f"data/file_index says that its rows are in {claimed}; they are read from where they are{more}"
-        yield Problem(message, "note", episode, file)
+        yield Problem(message, "note", episode, files[episode])
 
 
 def _tasks(

@@ -2,18 +2,17 @@
 
 import io
 import os
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
-from functools import partial
 from pathlib import Path
 from typing import Literal
 
 import av
 import av.container
 import numpy as np
-from jaxtyping import Int64, UInt8
+from jaxtyping import Float64, Int64, UInt8
 
 from pirl.data.lerobot.format import Info, Listing, fill, first_line, pointer_advice, resolve_inside
 from pirl.data.problems import Problem
@@ -35,15 +34,12 @@ _ENCODERS = {
 
 os.environ.setdefault("SVT_LOG", "1")  # the AV1 encoder prints a page per file unless told to report errors only
 
-# Decoders are named by their library, and info.json may use yet another name.
-_CODEC_NAMES = {"libdav1d": "av1", "libaom-av1": "av1", "libsvtav1": "av1", "mp4v": "mpeg4", "h265": "hevc"}
+_CODEC_NAMES = {"libdav1d": "av1", "libaom-av1": "av1"}  # decoders are named by their library
 
 MISSING, UNLISTED = "the video file is missing", "no video is listed for this episode"
 
 # Files that hold their frames themselves: a playlist would have FFmpeg open whatever it names.
 _OPTIONS = {"format_whitelist": "mov,mp4,matroska,webm,avi", "protocol_whitelist": "file"}
-
-Complain = Callable[..., None]
 
 
 @dataclass(frozen=True)
@@ -59,20 +55,10 @@ class VideoIndex:
     def __len__(self) -> int:
         return len(self.pts)
 
-    def nearest(self, seconds: float) -> int:
-        """Number of the frame shown closest to a time."""
-        if not len(self.pts):
-            return 0
-        return int(np.abs((self.pts - self.pts[0]) * self.seconds_per_tick - seconds).argmin())
-
-    def time(self, frame: int) -> float:
-        """When a frame is shown, in seconds from the first."""
-        return float(self.pts[frame] - self.pts[0]) * self.seconds_per_tick if len(self.pts) else 0.0
-
-
-def codec_name(name: str) -> str:
-    """The codec, whichever of its names is given."""
-    return _CODEC_NAMES.get(name, name)
+    @property
+    def seconds(self) -> Float64[np.ndarray, " frames"]:
+        """When each frame is shown, from the first on."""
+        return (self.pts - self.pts[:1]) * self.seconds_per_tick
 
 
 def index_video(path: Path) -> VideoIndex:
@@ -83,14 +69,13 @@ def index_video(path: Path) -> VideoIndex:
                 raise DataError("holds no video")
             stream = container.streams.video[0]
             context = stream.codec_context
-            times = [
-                packet.pts for packet in container.demux(stream) if packet.pts is not None and not packet.is_discard
-            ]
+            packets = container.demux(stream)
+            times = [packet.pts for packet in packets if packet.pts is not None and not packet.is_discard]
             return VideoIndex(
                 path,
                 np.sort(np.asarray(times, np.int64)),
                 float(stream.time_base or 1),
-                codec_name(context.name),
+                _CODEC_NAMES.get(context.name, context.name),
                 (context.height, context.width),
             )
     except DataError:
@@ -175,32 +160,30 @@ def find_segments(
     segments: dict[int, Segment] = {}
     with ThreadPoolExecutor(16, "open-videos") as pool:  # most of the time goes into waiting for the disk
         videos = list(pool.map(lambda relative: _open_video(root, relative), opened))
+    elsewhere = {Path(relative).parts[0] for relative, _ in videos} - {Path(relative).parts[0] for relative in opened}
+    if elsewhere:
+        message = f"info.json says videos/, the files are in {elsewhere.pop()}/; read from there"
+        problems.append(Problem(message, severity="note"))
     for (relative, video), episodes in zip(videos, opened.values(), strict=True):
         if isinstance(video, str):
             problems += [Problem(video, "problem", episode, relative, camera) for episode in episodes]
             continue
-        if relative not in opened:
-            message = f"info.json says videos/, the files are in {Path(relative).parts[0]}/; read from there"
-            if not any(problem.message == message for problem in problems):
-                problems.append(Problem(message, severity="note"))
-        complain = partial(_complain, problems, relative, camera)
         if info.is_v3:
-            starts_s = {episode: listing.episodes[episode].videos[camera].start_s for episode in episodes}
-            segments |= _split(video, starts_s, lengths, info.fps, complain)
+            times = {episode: listing.episodes[episode].videos[camera].start_s for episode in episodes}
+            firsts, complaints = _split(video, times, lengths, info.fps)
         else:
-            segments |= _whole(video, episodes[0], lengths[episodes[0]], complain)
+            firsts, complaints = _whole(video, episodes[0], lengths[episodes[0]])
+        segments |= {episode: Segment(video, first) for episode, first in firsts.items()}
+        problems += [replace(complaint, file=relative, column=camera) for complaint in complaints]
     return segments, problems
 
 
-def _complain(
-    problems: list[Problem],
-    file: str,
-    camera: str,
-    message: str,
-    episode: int | None = None,
-    severity: Literal["problem", "note"] = "problem",
-) -> None:
-    problems.append(Problem(message, severity, episode, file, camera))
+def _video_file(info: Info, listing: Listing, episode: int, camera: str) -> str | None:
+    if not info.is_v3:
+        return fill(info.video_path, chunk=episode // info.chunks_size, file=episode, camera=camera)
+    listed = listing.episodes.get(episode)
+    position = listed.videos.get(camera) if listed else None
+    return fill(info.video_path, chunk=position.chunk, file=position.file, camera=camera) if position else None
 
 
 def _open_video(root: Path, relative: str) -> tuple[str, VideoIndex | str]:
@@ -219,28 +202,20 @@ def _open_video(root: Path, relative: str) -> tuple[str, VideoIndex | str]:
         return relative, str(error)
 
 
-def _video_file(info: Info, listing: Listing, episode: int, camera: str) -> str | None:
-    if not info.is_v3:
-        return fill(info.video_path, chunk=episode // info.chunks_size, file=episode, camera=camera)
-    listed = listing.episodes.get(episode)
-    position = listed.videos.get(camera) if listed else None
-    return fill(info.video_path, chunk=position.chunk, file=position.file, camera=camera) if position else None
+Placing = tuple[dict[int, int], list[Problem]]
+"""The first frame of each episode that has a place in a video, and what is wrong."""
 
 
-def _whole(video: VideoIndex, episode: int, length: int, complain: Complain) -> dict[int, Segment]:
+def _whole(video: VideoIndex, episode: int, length: int) -> Placing:
     """v2: a file is an episode. Frames beyond those of the data are left out, as LeRobot does by going by time."""
     said = f"the video has {len(video)} frames, the data {length}"
     if len(video) < length:
-        complain(f"{said}, so which belong together cannot be told", episode)
-        return {}
-    if len(video) > length:
-        complain(f"{said}; the first {length} frames are used", episode, "note")
-    return {episode: Segment(video, 0)}
+        return {}, [Problem(f"{said}, so which belong together cannot be told", episode=episode)]
+    extra = Problem(f"{said}; the first {length} frames are used", "note", episode)
+    return {episode: 0}, [extra] if len(video) > length else []
 
 
-def _split(
-    video: VideoIndex, starts_s: Mapping[int, float], lengths: Mapping[int, int], fps: float, complain: Complain
-) -> dict[int, Segment]:
+def _split(video: VideoIndex, starts_s: Mapping[int, float], lengths: Mapping[int, int], fps: float) -> Placing:
     """v3: episodes lie one after the other.
 
     If their lengths add up to the frames of the file, counting places them exactly: sums of durations drift, so start
@@ -251,6 +226,7 @@ def _split(
     episodes = sorted(starts_s, key=lambda episode: (starts_s[episode], episode))
     times = np.array([starts_s[episode] for episode in episodes])
     counts = np.array([lengths[episode] for episode in episodes])
+    problems: list[Problem] = []
     if counts.sum() == len(video):
         firsts = np.cumsum(counts) - counts
         off = times * fps - firsts
@@ -261,30 +237,33 @@ def _split(
         for i in np.flatnonzero(is_off).tolist():
             said = f"from_timestamp is {times[i]:.4f} s; counting frames gives {firsts[i] / fps:.4f} s"
             if after_jump[i]:
-                complain(f"{said}: {lost}", episodes[i])
+                problems.append(Problem(f"{said}: {lost}", episode=episodes[i]))
             else:
-                complain(f"{said}, which is used", episodes[i], "note")
+                problems.append(Problem(f"{said}, which is used", "note", episodes[i]))
         for i in np.flatnonzero((steps[1:] < -0.75) & is_off[1:] & ~is_off[:-1]).tolist():
-            complain(f"the next episode begins {-steps[i + 1]:.1f} frames too early: {lost}", episodes[i])
-        return {episode: Segment(video, first) for episode, first in zip(episodes, firsts.tolist(), strict=True)}
-    firsts = np.array([video.nearest(time) for time in times.tolist()])
-    shown = np.array([video.time(first) for first in firsts.tolist()])
-    is_frame = np.abs(shown - times) * fps <= 0.25
+            said = f"the next episode begins {-steps[i + 1]:.1f} frames too early"
+            problems.append(Problem(f"{said}: {lost}", episode=episodes[i]))
+        return dict(zip(episodes, firsts.tolist(), strict=True)), problems
+    seconds = video.seconds if len(video) else np.zeros(1)
+    firsts = np.array([np.abs(seconds - time).argmin() for time in times])
+    is_frame = np.abs(seconds[firsts] - times) * fps <= 0.25
     overlaps = firsts[:-1] + counts[:-1] > firsts[1:]
     said = f"the video has {len(video)} frames, its {len(episodes)} episodes have {counts.sum()}"
     found = {}
     for i, (episode, first, count) in enumerate(zip(episodes, firsts.tolist(), counts.tolist(), strict=True)):
         if first + count > len(video):
-            complain(f"needs {count} frames from frame {first} on; {said}", episode)
+            problems.append(Problem(f"needs {count} frames from frame {first} on; {said}", episode=episode))
         elif not is_frame[i]:
-            complain(f"from_timestamp {times[i]:.4f} s is that of no frame; {said}", episode)
+            message = f"from_timestamp {times[i]:.4f} s is that of no frame; {said}"
+            problems.append(Problem(message, episode=episode))
         elif overlaps[max(i - 1, 0) : i + 1].any():
-            complain(f"shares frames with another episode, by from_timestamp; {said}", episode)
+            message = f"shares frames with another episode, by from_timestamp; {said}"
+            problems.append(Problem(message, episode=episode))
         else:
-            found[episode] = Segment(video, first)
+            found[episode] = first
     if found:
-        complain(f"{said}; they are placed by from_timestamp", severity="note")
-    return found
+        problems.append(Problem(f"{said}; they are placed by from_timestamp", severity="note"))
+    return found, problems
 
 
 def encode_video(frames: UInt8[np.ndarray, "T H W 3"], *, fps: int, codec: Codec) -> bytes:
@@ -322,5 +301,5 @@ def _check_video(file: io.BytesIO, shape: tuple[int, ...], fps: int) -> None:
     if decoded != [(Fraction(index, fps), *shape[1:3]) for index in range(shape[0])]:
         raise DataError(
             f"the encoder did not keep the frames: {shape[0]} of {shape[1]} × {shape[2]} at {fps} fps went in, "
-            f"{len(decoded)} came out, starting with {[f'{h} × {w} at {float(t)} s' for t, h, w in decoded[:3]]}"
+            f"{len(decoded)} came out"
         )

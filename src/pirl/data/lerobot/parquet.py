@@ -1,6 +1,7 @@
 """Parquet columns as NumPy arrays, whatever list type a writer chose for them, and the images in their cells."""
 
 import io
+import math
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -45,10 +46,9 @@ def _opened(path: Path) -> Iterator[pq.ParquetFile]:
             yield file
     except ParquetDamageError:
         raise
-    except FileNotFoundError as error:
-        raise ParquetDamageError(pointer_advice(path) or "is missing") from error
     except (OSError, ValueError, KeyError, pa.ArrowException) as error:
-        raise ParquetDamageError(pointer_advice(path) or f"cannot be read: {first_line(error)}") from error
+        message = "is missing" if isinstance(error, FileNotFoundError) else f"cannot be read: {first_line(error)}"
+        raise ParquetDamageError(pointer_advice(path) or message) from error
 
 
 def read_table(path: Path, names: Sequence[str], most_values: int) -> tuple[pa.Table, pa.Schema]:
@@ -61,11 +61,11 @@ def read_table(path: Path, names: Sequence[str], most_values: int) -> tuple[pa.T
         for group in map(file.metadata.row_group, range(file.num_row_groups)):
             for column in map(group.column, range(group.num_columns)):
                 for name in names:
-                    if column.path_in_schema == name or column.path_in_schema.startswith(f"{name}."):
+                    if f"{column.path_in_schema}.".startswith(f"{name}."):
                         counts[name] += column.num_values
-        if (most := max(counts.values(), default=0)) > most_values:
-            name = next(name for name, count in counts.items() if count == most)
-            raise ParquetDamageError(f"holds {most:,} values of {name}, far more than are declared")
+        for name, count in counts.items():
+            if count > most_values:
+                raise ParquetDamageError(f"holds {count:,} values of {name}, far more than are declared")
         return file.read([name for name in names if name in file.schema_arrow.names]), file.schema_arrow
 
 
@@ -77,9 +77,9 @@ def read_all_cells(path: Path, name: str) -> Iterator[Any]:
 
 
 class CellReader:
-    """Reads some rows of a column, and remembers per thread and column the part of a file that it read last.
+    """Reads some rows of a column, and remembers per thread and column the row group that it read last.
 
-    A file is read by row groups; one of many episodes may have a single group, which is not to be read for each.
+    A file of many episodes may have a single group, which is not to be read for each.
     """
 
     def __init__(self) -> None:
@@ -87,20 +87,19 @@ class CellReader:
 
     def read(self, path: Path, name: str, rows: Int64[np.ndarray, " rows"]) -> pa.ChunkedArray:
         """These rows, in this order."""
-        with _opened(path) as file:
-            sizes = np.array([file.metadata.row_group(group).num_rows for group in range(file.num_row_groups)])
-            ends = np.cumsum(sizes)
-            groups, place = np.unique(np.searchsorted(ends, rows, side="right"), return_inverse=True)
-            parts = [self._group(file, path, name, group) for group in groups.tolist()]
-            shift = np.cumsum(sizes[groups]) - ends[groups]
-            cells = pa.chunked_array([chunk for part in parts for chunk in part.chunks])
-            return cells.take(pa.array(rows + shift[place]))
-
-    def _group(self, file: pq.ParquetFile, path: Path, name: str, group: int) -> pa.ChunkedArray:
         known = self._last.__dict__
-        if name not in known or known[name][:2] != (path, group):
-            known[name] = (path, group, file.read_row_group(group, columns=[name])[name])
-        return known[name][2]
+        with _opened(path) as file:
+            ends = np.cumsum([file.metadata.row_group(group).num_rows for group in range(file.num_row_groups)])
+            group_of_row = np.searchsorted(ends, rows, side="right")
+            chunks, positions, offset = [], rows.copy(), 0
+            for group in np.unique(group_of_row).tolist():
+                if name not in known or known[name][:2] != (path, group):
+                    known[name] = (path, group, file.read_row_group(group, columns=[name])[name])
+                cells = known[name][2]
+                positions[group_of_row == group] += offset + len(cells) - ends[group]
+                offset += len(cells)
+                chunks += cells.chunks
+            return pa.chunked_array(chunks).take(pa.array(positions))
 
 
 @contextmanager
@@ -124,9 +123,7 @@ def open_image(cell: Any) -> Iterator[PIL.Image.Image]:
 
 def to_numpy(column: pa.ChunkedArray, shape: tuple[int, ...] | None) -> np.ndarray:
     """Values as [rows, *shape]; a shape of (1,), in scalars or in lists of one, gives [rows]. None: as the data is."""
-    array = column.combine_chunks()
-    if isinstance(array, pa.ChunkedArray):
-        array = pa.concat_arrays(array.chunks) if array.num_chunks else pa.array([], column.type)
+    array = pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], column.type)
     if isinstance(array, pa.ExtensionArray):
         array = array.storage
     rows = len(array)
@@ -139,24 +136,23 @@ def to_numpy(column: pa.ChunkedArray, shape: tuple[int, ...] | None) -> np.ndarr
         if not sizes and shape is not None and len(shape) == 1:
             width = shape[0]
         if len(wrong := np.flatnonzero(widths != width)):
-            found = np.unique(wrong // int(np.prod(sizes, initial=1)))
+            found = np.unique(wrong // math.prod(sizes))
             raise ColumnError(f"should have {width} values per frame", found, f"{widths[wrong[0]]} values")
         sizes.append(width)
         array = array.flatten()
         if array.null_count:
-            empty = np.flatnonzero(np.asarray(array.is_null())) // int(np.prod(sizes))
+            empty = np.flatnonzero(np.asarray(array.is_null())) // math.prod(sizes)
             raise ColumnError("has empty values inside its lists", np.unique(empty), "null")
     try:
         values = array.to_numpy(zero_copy_only=False)
     except (pa.ArrowException, NotImplementedError) as error:
         raise ColumnError(f"holds {array.type}, which is not a number") from error
-    per_row = int(np.prod(sizes, initial=1))
-    wanted = per_row if shape is None else int(np.prod(shape, initial=1))
-    if per_row != wanted:
-        raise ColumnError(f"should have {wanted} values per frame as declared", value=f"{per_row} values")
-    if shape is not None and len(shape) > 1 and len(sizes) > 1 and tuple(sizes) != shape:
-        raise ColumnError(f"should be {_times(shape)} values per frame as declared", value=_times(sizes))
-    final = tuple(sizes) if shape is None else shape
+    found_shape = tuple(sizes)
+    if shape is not None:
+        are_moved = len(shape) > 1 and len(sizes) > 1 and found_shape != shape
+        if are_moved or math.prod(sizes) != math.prod(shape):
+            raise ColumnError(f"should be {_times(shape)} values per frame as declared", value=_times(found_shape))
+    final = found_shape if shape is None else shape
     return values.reshape(rows) if final in ((), (1,)) else values.reshape(rows, *final)
 
 
@@ -170,7 +166,7 @@ def is_numeric(kind: pa.DataType) -> bool:
 
 
 def _times(sizes: Sequence[int]) -> str:
-    return "×".join(map(str, sizes))
+    return "×".join(map(str, sizes)) or "1"
 
 
 def _is_list(kind: pa.DataType) -> bool:
