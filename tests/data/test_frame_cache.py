@@ -23,8 +23,8 @@ from hypothesis import strategies as st
 from pirl.data import frame_cache, frame_store
 from pirl.data.frame_cache import delete_frame_cache, list_frame_caches, open_frames
 from pirl.data.frame_store import FrameCacheConfig, file_digests, locked
-from pirl.data.images import resize_with_pad
 from pirl.data.lerobot.reader import Dataset
+from pirl.data.transforms import resize_with_pad
 from pirl.errors import DataError
 
 LENGTHS = [3, 7, 1, 5, 4, 6]
@@ -400,7 +400,7 @@ def test_digests_are_remembered_until_the_file_is_touched(tmp_path, monkeypatch)
     ("compression", "file", "change"),
     [
         ("none", "frames.bin", -1),
-        ("none", "frames.bin", 16),
+        ("none", "index.bin", -1),
         ("none", "about.json", -1),
         ("png", "frames.bin", -1),
         ("png", "index.bin", -1),

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from golden import arrays, needs_golden
-from pirl.data.images import resize_with_pad, to_uint8_hwc
+from pirl.data.transforms import resize_with_pad, to_uint8_hwc
 from pirl.errors import DataError
 
 

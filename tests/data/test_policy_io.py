@@ -10,10 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from golden import ROOT, arrays, assert_close, content, model_config, needs_golden
-from pirl.data.images import to_uint8_hwc
 from pirl.data.policy_io import PolicyIO
 from pirl.data.robots import Robot, get_robot
-from pirl.data.transforms import indicate
+from pirl.data.transforms import indicate, to_uint8_hwc
 from pirl.errors import ConfigError, DataError, ObservationError
 from pirl.interop import NormStats, load_policy, read_norm_stats
 from pirl.models import Tokenizer, get_model_config

@@ -29,9 +29,9 @@ from pirl.data.frame_store import (
     read_about,
     writing_cache,
 )
-from pirl.data.images import resize_with_pad
 from pirl.data.lerobot.reader import Dataset
 from pirl.data.problems import BrokenDatasetError, Problem
+from pirl.data.transforms import resize_with_pad
 from pirl.errors import DataError
 from pirl.processes import usable_cores
 from pirl.text import format_size
@@ -62,13 +62,12 @@ def open_frames(
     that cannot be decoded raise a BrokenDatasetError: the first, or all of them once the others are decoded.
     """
     entries = [CacheEntry(source, camera, config) for camera in dict.fromkeys(camera_names)]
-    workers = config.workers or usable_cores()
     frames: dict[str, Frames] = {}
 
     def open_complete() -> list[CacheEntry]:
         """Open what is there, and return what is not."""
         for entry in entries:
-            if entry.camera not in frames and (opened := entry.open(workers)):
+            if entry.camera not in frames and (opened := entry.open(config.workers or usable_cores())):
                 frames[entry.camera] = opened
         return [entry for entry in entries if entry.camera not in frames]
 
@@ -130,7 +129,7 @@ def _build(
             if CacheEntry(source, entry.camera, config).directory != entry.directory:
                 shutil.rmtree(entry.directory, ignore_errors=True)
                 raise DataError(f"{source.name} changed while camera {entry.camera!r} was decoded. Run again.")
-            entry.complete()
+            entry.record(complete=True)
 
 
 def _resized(
@@ -157,10 +156,11 @@ def _check_space(name: str, entries: list[CacheEntry], config: FrameCacheConfig,
     frames, height, width, _ = entries[0].shape
     directory = entries[0].directory.parent
     free, frame_bytes = shutil.disk_usage(directory).free, height * width * 3 * _EXPECTED_RATIO[config.compression]
+    about = "" if config.compression == "none" else "about "
     what = (
-        f"frame cache for {name}: {len(entries)} camera{'s' if len(entries) > 1 else ''} x {frames:,} frames at "
-        f"{height}x{width} = {'' if config.compression == 'none' else 'about '}{format_size(total * frame_bytes)} in "
-        f"{directory} ({format_size(free)} free{f', {format_size(done * frame_bytes)} already written' if done else ''})"
+        f"frame cache for {name}: {len(entries)} cameras x {frames:,} frames at {height}x{width} = "
+        f"{about}{format_size(total * frame_bytes)} in {directory} ({format_size(done * frame_bytes)} already written, "
+        f"{format_size(free)} free)"
     )
     if (total - done) * frame_bytes > free:
         other = 'compression="jpeg" (about a quarter), ' if config.compression != "jpeg" else ""
@@ -183,8 +183,8 @@ def _progress(name: str, total: int, done: int, show: bool) -> Iterator[Callable
             task = bar.add_task(f"decoding {name}", total=total, completed=done)
             yield lambda: bar.advance(task)
         return
-    lock, begin = threading.Lock(), time.monotonic()
-    count, logged = 0, begin
+    lock, begin, count = threading.Lock(), time.monotonic(), 0
+    logged = begin
 
     def advance() -> None:
         nonlocal count, logged

@@ -1,8 +1,8 @@
 """One camera's frames on disk: recognized by content, written episode by episode, gathered by row.
 
-A directory holds `frames.bin`: the frames as one array [N, height, width, 3], or encoded as PNG or JPEG one after
-another, and then `index.bin` has offset and size of each. `about.json` lists the episodes that are written, and says at
-the end that all are. Damaged files are replaced, not overwritten, so that readers keep what they have opened.
+A directory holds `frames.bin`: the frames one after another, as they are or encoded; `index.bin`: the offset and size of
+each; and `about.json`, which lists the episodes that are written, and says at the end that all are. Damaged files are
+replaced, not overwritten, so that readers keep what they have opened.
 """
 
 import contextlib
@@ -37,13 +37,13 @@ logger = logging.getLogger(__name__)
 
 Compression = Literal["none", "png", "jpeg"]
 FRAMES_FILE, INDEX_FILE, ABOUT_FILE, LOCK_FILE = "frames.bin", "index.bin", "about.json", "lock"
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 # JPEG without color subsampling. PNG by run lengths: as small as its default and more than twice as fast.
 _ENCODERS: dict[str, dict[str, Any]] = {
     "png": {"compress_type": zlib.Z_RLE},
     "jpeg": {"quality": 95, "subsampling": 0},
 }
-_BATCH = 256  # encoded frames that are written together
+_BATCH = 64  # frames that are written together
 _THREADED_FRAMES = 8  # fewer than this are decoded sooner than threads are woken
 # A file written in the same tick of the file system's clock as it was read may change without showing it.
 _SETTLED_NANOSECONDS = 2 * 10**9
@@ -64,13 +64,15 @@ class Frames:
     """The frames of one camera, uint8 [N, height, width, 3], in mapped memory; rows count through all episodes."""
 
     def __init__(
-        self, file: int, shape: tuple[int, int, int, int], index: Int64[np.ndarray, "n 2"] | None, workers: int
+        self, file: int, shape: tuple[int, int, int, int], index: Int64[np.ndarray, "n 2"], encoded: bool, workers: int
     ) -> None:
         self.shape = shape
         self._map = mmap.mmap(file, 0, prot=mmap.PROT_READ)
-        self._index = index  # of encoded frames: offset and size
-        self._pixels = np.frombuffer(self._map, np.uint8).reshape(shape) if index is None else None
-        self._pool = ThreadPoolExecutor(workers, "decode-frames") if index is not None and workers > 1 else None
+        self._index = index
+        frame_bytes = math.prod(shape[1:])
+        pixels = None if encoded else np.frombuffer(self._map, np.uint8, len(self._map) // frame_bytes * frame_bytes)
+        self._pixels = None if pixels is None else pixels.reshape(-1, *shape[1:])
+        self._pool = ThreadPoolExecutor(workers, "decode-frames") if encoded and workers > 1 else None
 
     def gather(self, rows: Int[np.ndarray, " n"]) -> UInt8[np.ndarray, "n h w 3"]:
         """Copies of these rows, in this order."""
@@ -82,12 +84,12 @@ class Frames:
             raise IndexError(f"rows go from {lowest} to {highest}; there are {self.shape[0]} frames.")
         if self._pixels is not None:
             # Rows not in memory are all asked for before the first is waited for; page faults come one by one.
-            frame_bytes = math.prod(self.shape[1:])
-            for begin in (rows.astype(np.int64) * frame_bytes).tolist():
+            offsets, frame_bytes = self._index[rows, 0], math.prod(self.shape[1:])
+            for begin in offsets.tolist():
                 margin = begin % mmap.PAGESIZE
                 self._map.madvise(mmap.MADV_WILLNEED, begin - margin, frame_bytes + margin)
             # Rows are known to be inside; any other mode would gather into a copy of `out` first.
-            np.take(self._pixels, rows, axis=0, out=out, mode="clip")
+            np.take(self._pixels, offsets // frame_bytes, axis=0, out=out, mode="clip")
         elif self._pool is None or len(rows) < _THREADED_FRAMES:
             for image, row in zip(out, rows.tolist(), strict=True):
                 self._decode(image, row)
@@ -100,7 +102,6 @@ class Frames:
         self._map.madvise(mmap.MADV_DONTNEED)
 
     def _decode(self, out: UInt8[np.ndarray, "h w 3"], row: int) -> None:
-        assert self._index is not None
         offset, length = self._index[row].tolist()
         try:
             with Image.open(io.BytesIO(self._map[offset : offset + length])) as image:
@@ -154,91 +155,79 @@ class CacheEntry:
 
     def open(self, workers: int) -> Frames | None:
         """The frames, if all are there."""
-        try:
-            with (self.directory / FRAMES_FILE).open("rb") as file:
-                # Read after the frames are open: one being replaced has been declared unfinished before.
-                complete = read_about(self.directory).get("complete") is True
-                finished, index = self.recorded(os.fstat(file.fileno()).st_size)
-                if complete and len(finished) == len(self.starts) - 1:
-                    return Frames(file.fileno(), self.shape, index, workers)
-        except OSError:
-            pass
+        with contextlib.suppress(OSError), (self.directory / FRAMES_FILE).open("rb") as file:
+            # Read after the frames are open: one being replaced has been declared unfinished before.
+            complete = read_about(self.directory).get("complete") is True
+            finished, index = self._recorded(os.fstat(file.fileno()).st_size)
+            if complete and index is not None and len(finished) == len(self.starts) - 1:
+                return Frames(file.fileno(), self.shape, index, self.compression != "none", workers)
         return None
 
-    def recorded(self, frames_size: int) -> tuple[set[int], Int64[np.ndarray, "n 2"] | None]:
-        """The episodes that are written, none unless the files are as recorded; and the index of encoded frames."""
+    def _recorded(self, frames_size: int) -> tuple[set[int], Int64[np.ndarray, "n 2"] | None]:
+        """The episodes that are written, none unless the files are as recorded; and the index of their frames."""
         finished = read_about(self.directory).get("finished")
         episodes = range(len(self.starts) - 1)
         if not isinstance(finished, list) or any(episode not in episodes for episode in finished):
             return set(), None
-        if self.compression == "none":
-            return set(finished) if frames_size == math.prod(self.shape) else set(), None
         try:
             index = np.fromfile(self.directory / INDEX_FILE, np.int64).reshape(self.shape[0], 2)
         except (OSError, ValueError):
             return set(), None
         written = index[np.isin(np.repeat(episodes, np.diff(self.starts)), finished)]
         fits = (written[:, 0] >= 0) & (written[:, 1] > 0) & (written.sum(axis=1) <= frames_size)
-        return (set(finished) if fits.all() else set()), index
+        return (set(finished), index) if fits.all() else (set(), None)
 
     @contextlib.contextmanager
     def writing(self) -> Iterator[None]:
         """Open the files to write what is missing."""
-        frames, index = self.directory / FRAMES_FILE, self.directory / INDEX_FILE
+        paths = self.directory / FRAMES_FILE, self.directory / INDEX_FILE
         with contextlib.ExitStack() as files:
             with writing_cache(self.directory):
-                self.finished, _ = self.recorded(frames.stat().st_size if frames.exists() else 0)
+                self.finished, _ = self._recorded(paths[0].stat().st_size if paths[0].exists() else 0)
                 if not self.finished:
                     # Declared unfinished before anything changes.
-                    (self.directory / ABOUT_FILE).unlink(missing_ok=True)
-                    frames.unlink(missing_ok=True)
-                    index.unlink(missing_ok=True)
-                frames.touch()
-                index.touch()
-                self._frames, self._index = (files.enter_context(path.open("r+b")).fileno() for path in (frames, index))
-                if self.compression == "none":
-                    os.ftruncate(self._frames, math.prod(self.shape))
-                else:
-                    os.ftruncate(self._index, 16 * self.shape[0])
-                self._end = os.fstat(self._frames).st_size
-                self._record()
+                    for path in (self.directory / ABOUT_FILE, *paths):
+                        path.unlink(missing_ok=True)
+                for path in paths:
+                    path.touch()
+                self._frames, self._index = (files.enter_context(path.open("r+b")).fileno() for path in paths)
+                os.ftruncate(self._index, 16 * self.shape[0])
+                # What comes after the last whole frame was left by a kill.
+                frame_bytes = math.prod(self.shape[1:]) if self.compression == "none" else 1
+                self._end = os.fstat(self._frames).st_size // frame_bytes * frame_bytes
+                os.ftruncate(self._frames, self._end)
+                self.record()
             yield
 
     def write(self, episode: int, frames: Iterator[UInt8[np.ndarray, "h w 3"]]) -> None:
         """Write one episode, and record it once its bytes are on the disk."""
         row = int(self.starts[episode])
-        if self.compression == "none":
-            for frame in frames:
-                self._write(self._frames, frame.tobytes(), row * frame.size)
-                row += 1
-        else:
-            while batch := [self._encode(frame) for frame in itertools.islice(frames, _BATCH)]:
-                sizes = np.array([len(encoded) for encoded in batch])
-                with self._lock:
-                    offset, self._end = self._end, self._end + int(sizes.sum())
-                self._write(self._frames, b"".join(batch), offset)
-                index = np.stack([offset + np.cumsum(sizes) - sizes, sizes], axis=1)
-                self._write(self._index, index.tobytes(), 16 * row)
-                row += len(batch)
+        while batch := [self._encode(frame) for frame in itertools.islice(frames, _BATCH)]:
+            sizes = np.array([len(encoded) for encoded in batch])
+            with self._lock:
+                offset, self._end = self._end, self._end + int(sizes.sum())
+            self._write(self._frames, b"".join(batch), offset)
+            index = np.stack([offset + np.cumsum(sizes) - sizes, sizes], axis=1)
+            self._write(self._index, index.tobytes(), 16 * row)
+            row += len(batch)
         with writing_cache(self.directory):
             os.fsync(self._frames)
             os.fsync(self._index)
-            with self._lock:
-                self.finished.add(episode)
-                self._record()
+        with self._lock:
+            self.finished.add(episode)
+            self.record()
 
-    def complete(self) -> None:
-        """Declare the entry complete; every episode has been written."""
-        with writing_cache(self.directory):
-            self._record(complete=True)
-
-    def _record(self, *, complete: bool = False) -> None:
+    def record(self, *, complete: bool = False) -> None:
+        """Write which episodes are finished, and whether that is all there is."""
         if not os.fstat(self._frames).st_nlink:  # and another process may have begun anew
             raise DataError(f"the frame cache in {self.directory} was deleted while it was built. Run again.")
         about = {**self.about, "complete": complete, "finished": sorted(self.finished)}
-        write_file(self.directory / ABOUT_FILE, json.dumps(about))
+        with writing_cache(self.directory):
+            write_file(self.directory / ABOUT_FILE, json.dumps(about))
 
     def _encode(self, frame: UInt8[np.ndarray, "h w 3"]) -> bytes:
+        if self.compression == "none":
+            return frame.tobytes()
         encoded = io.BytesIO()
         Image.fromarray(frame).save(encoded, self.compression, **_ENCODERS[self.compression])
         return encoded.getvalue()
@@ -246,13 +235,12 @@ class CacheEntry:
     def _write(self, file: int, content: bytes, offset: int) -> None:
         view = memoryview(content)
         with writing_cache(self.directory):
-            while view:  # the system writes 2 GiB at most
+            while view:  # the system may write less than it is given
                 written = os.pwrite(file, view, offset)
                 view, offset = view[written:], offset + written
 
 
 def writing_cache(directory: Path) -> contextlib.AbstractContextManager[None]:
-    """Around whatever writes into the cache."""
     return writing("the frame cache", directory, "Set PIRL_CACHE to a directory that can be written and has room.")
 
 

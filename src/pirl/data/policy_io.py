@@ -6,9 +6,8 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool, Float, Float32, Int, UInt8
 
-from pirl.data.images import resize_with_pad
 from pirl.data.robots import Robot
-from pirl.data.transforms import Normalize, PadToWidth, Pipeline
+from pirl.data.transforms import Normalize, PadToWidth, Pipeline, resize_with_pad
 from pirl.errors import ConfigError, DataError
 from pirl.interop.norm_stats import NormStats
 from pirl.models.config import Pi0Config

@@ -15,9 +15,9 @@ import numpy as np
 from jaxtyping import Float, Float32, Int64, UInt8
 
 from pirl.data.chunks import ChunkBatch, ChunkShape, Trajectories, gather_chunks
-from pirl.data.images import resize_with_pad
 from pirl.data.policy_io import PolicyIO
 from pirl.data.robots import Robot
+from pirl.data.transforms import resize_with_pad
 from pirl.errors import ConfigError, DataError
 from pirl.files import write_file
 from pirl.files import writing as writing_into

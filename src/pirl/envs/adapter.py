@@ -6,8 +6,8 @@ from typing import Any, ClassVar
 import gymnasium
 import numpy as np
 
-from pirl.data.images import to_uint8_hwc
 from pirl.data.robots import Robot
+from pirl.data.transforms import to_uint8_hwc
 from pirl.envs.base import EnvObservation, RobotEnv
 from pirl.errors import ConfigError, DataError, EnvError
 

@@ -13,8 +13,8 @@ import pyarrow.dataset
 import pyarrow.parquet as pq
 from jaxtyping import Shaped, UInt8
 
-from pirl.data.lerobot.columns import to_numpy
 from pirl.data.lerobot.format import CAMERA_DTYPES, DEFAULT_PATHS
+from pirl.data.lerobot.parquet import to_numpy
 from pirl.data.norm_stats import rank
 from pirl.errors import DataError
 from pirl.files import replace_tail, write_file
