@@ -105,7 +105,7 @@ def full_page(name="ACRLPD", count=50):
     policy = result(163, name=name, description=name, paired=ALL_PAIRED)
     q_values = np.random.default_rng(0).random((2, 20))
     episode = replay.Episode(name, np.zeros((20, 8, 8, 3), np.uint8), np.arange(20), q_values, success=True)
-    configs = {name: {name: name}, "b": {name: 1}}
+    configs = {name: {name: name, "agent": {}}, "b": {name: 1, "agent": {}}}
     sections = [
         comparison_section([policy, result(87)], baseline=name, title=name, introduction=name),
         curves_section([run, Run("other", {"loss": curve})], title=name),

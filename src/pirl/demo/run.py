@@ -41,6 +41,7 @@ from pirl.report.sections import (
     read_results,
 )
 from pirl.run_files import RunFiles, saved_steps
+from pirl.text import format_duration
 
 SETTINGS_FILE, RESULTS_FILE, PAGE_FILE = "demo.json", "results.json", "report.html"
 _ADVICE = "choose another directory (--out)."
@@ -242,27 +243,19 @@ def _provenance(demo: Demo, about: Mapping[str, Any]) -> Section:
     total = sum(max(sum(seconds.get(step.name, 0.0) for step in lane) for lane in lanes) for lanes in demo.stages())
     facts = {
         "Finished": datetime.fromisoformat(about["finished"]).strftime("%d %B %Y, %H:%M UTC"),
-        "Total time": _minutes(total),
-        **{f"Time: {step.title}": _minutes(seconds.get(step.name, 0.0)) for step in steps},
+        "Total time": format_duration(total),
+        **{f"Time: {step.title}": format_duration(seconds.get(step.name, 0.0)) for step in steps},
         **describe_machine(),
         "Versions": ", ".join(f"{name} {version}" for name, version in about["versions"].items()),
     }
-    configs = {run: to_plain(load_config(RunFiles(demo.out / run).config_file, None)) for run in demo.runs}
-    # Of learners that differ, only the fields that they share have counterparts.
-    shared = set.intersection(*(set(config["agent"]) for config in configs.values()))
-    for config in configs.values():
-        config["agent"] = {name: value for name, value in config["agent"].items() if name in shared}
+    configs = {demo.names[run]: to_plain(load_config(RunFiles(demo.out / run).config_file, None)) for run in demo.runs}
     introduction = (
         f"Every number and image on this page comes from these commands, which {demo.command} runs, some of them two at "
         "a time. The config.yaml of each run has all settings."
     )
     return provenance_section(
         commands=[shlex.join(("pirl", *step.command)) for step in steps],
-        configs={demo.names[run]: config for run, config in configs.items()},
+        configs=configs,
         facts=facts,
         introduction=introduction,
     )
-
-
-def _minutes(seconds: float) -> str:
-    return f"{int(seconds) // 60} min {int(seconds) % 60:02d} s"

@@ -141,14 +141,10 @@ class PyTorchArrays:
 
     def _find_head_sizes(self, described: Pi0Config | None) -> dict[str, int]:
         """How merged axes split, which the file does not tell: by the number of heads of the keys."""
-        vision_key = "PaliGemma/img/Transformer/encoderblock/MultiHeadDotProductAttention_0/key/kernel"
         kv_heads = described.language.num_kv_heads if described else _KV_HEADS
         vision_heads = described.vision.num_heads if described else _VISION_HEADS
         head_sizes = {"d": 1, "v": 1}
-        for axis, path, heads in (
-            ("d", "PaliGemma/llm/layers/attn/kv_einsum/w", kv_heads),
-            ("v", vision_key, vision_heads),
-        ):
+        for axis, path, heads in (("d", _KEY, kv_heads), ("v", _VISION_KEY, vision_heads)):
             tensor = self._tensors.get(RULES[path].names[0].format(layer=0))
             if tensor is not None and tensor.shape:
                 head_sizes[axis] = max(1, tensor.shape[0] // heads)

@@ -378,38 +378,39 @@ def _flatten(value: Any, prefix: str = "") -> dict[str, str]:
 def provenance_section(
     *,
     commands: Sequence[str],
-    facts: Mapping[str, str],
     configs: Mapping[str, Mapping[str, Any]] | None = None,
-    title: str = "How to reproduce this",
+    facts: Mapping[str, str] | None = None,
     introduction: str = "",
 ) -> Section:
     """The commands to copy, the settings in which runs differ, and facts such as versions and times."""
     body = code_block("\n".join(commands))
-    if configs and (differences := differing_settings(configs)):
-        settings = table(["Setting", *configs], [(name, *row) for name, row in differences.items()])
-        body += figure(settings, "Only settings that differ between these runs.", "Settings")
+    if configs and len(configs) > 1:
+        # Of learners that differ, only the fields that they share have counterparts.
+        shared = set.intersection(*(set(config["agent"]) for config in configs.values()))
+        compared = {}
+        for name, config in configs.items():
+            agent = {field: value for field, value in config["agent"].items() if field in shared}
+            compared[name] = {**config, "agent": agent}
+        if differences := differing_settings(compared):
+            settings = table(["Setting", *configs], [(name, *row) for name, row in differences.items()])
+            body += figure(settings, "Only settings that differ between these runs.", "Settings")
     if facts:
         body += table(["Circumstances", ""], list(facts.items()))
-    return Section(title, body, introduction)
+    return Section("How to reproduce this", body, introduction)
 
 
 def _provenance(runs: Sequence[Run]) -> Section:
-    commands, rows, configs = dict[str, None](), [], {}
-    # Of learners that differ, only the fields that they share have counterparts.
-    shared = set.intersection(*(set(run.metadata["config"]["agent"]) for run in runs))
+    commands, rows = dict[str, None](), []
     for run in runs:
-        about, resumed, config = run.metadata, run.metadata["resumed"], run.metadata["config"]
+        about, resumed = run.metadata, run.metadata["resumed"]
         commands |= dict.fromkeys(entry["command"] for entry in (about, *resumed))
         times = [datetime.fromisoformat(time) for time in (about["begun"], *(entry["time"] for entry in resumed))]
         begun, *again = (f"{time:%d %B %Y, %H:%M %Z}" for time in times)
         parameters = ", ".join(f"{name} {count:,}" for name, count in about.get("parameters", {}).items())
         versions = ", ".join(f"{name} {version}" for name, version in about["versions"].items())
         rows.append((run.name, str(run.path.resolve()), begun, ", ".join(again), parameters, versions))
-        agent = {field: value for field, value in config["agent"].items() if field in shared}
-        configs[run.name] = {**config, "agent": agent}
-    section = provenance_section(
-        commands=list(commands), facts={}, configs=configs if len(runs) > 1 else None, introduction=texts["commands"]
-    )
+    configs = {run.name: run.metadata["config"] for run in runs}
+    section = provenance_section(commands=list(commands), configs=configs, introduction=texts["commands"])
     body = section.body + table(["Run", "Directory", "Begun", "Resumed", "Parameters", "Versions"], rows)
     if len(runs) == 1:
         text = RunFiles(runs[0].path).config_file.read_text(encoding="utf-8")
