@@ -1,6 +1,6 @@
 """`pirl doctor`: checks what this machine has of what pirl needs, and says how to fix what is missing.
 
-Checks that may crash or hang run in processes: `python -m pirl.doctor PROBE FILE ARGUMENT…` writes JSON lines to FILE.
+Checks that may crash or hang run in another process: `python -m pirl.doctor FILE PROBE…` writes JSON lines to FILE.
 """
 
 import contextlib
@@ -16,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from importlib import metadata, resources, util
@@ -59,32 +59,33 @@ class CheckResult:
     section: str = ""
 
 
-# What a probe wrote, and how it failed; empty if it did not.
-Answer = tuple[list[dict[str, Any]], str]
+# What a probe found, and how it failed; empty if it did not.
+Answer = tuple[Any, str]
 
 
 def run_checks(runs: Path = Path("runs"), timeout: float = 60.0) -> Iterator[CheckResult]:
     """All checks, section by section; nothing is left behind."""
     chosen = os.environ.get("MUJOCO_GL", "")
     backends = [chosen] if chosen in ("egl", "osmesa") else ["egl", "osmesa"]
-    if util.find_spec("mujoco") is None:
-        backends = []
-    with ThreadPoolExecutor(8) as pool:
+    names = [f"import {package.name}" for package in needed_packages()]
+    names += ["read h264", "write h264", "read av1", "write av1", "devices"]
+    with ThreadPoolExecutor() as pool:
         # Else JAX would take most of a GPU's memory, which a run may be using.
-        devices = pool.submit(_probe, timeout, "devices", XLA_PYTHON_CLIENT_PREALLOCATE="false")
-        imports = pool.submit(_probe, timeout, "imports", *(package.name for package in needed_packages()))
-        encoders = {"h264": "h264", "av1": "libsvtav1"}
-        codecs = {name: pool.submit(_probe, timeout, "codec", encoder) for name, encoder in encoders.items()}
-        rendering = {name: pool.submit(_probe, timeout, "rendering", MUJOCO_GL=name) for name in backends}
+        probes = pool.submit(run_probes, timeout, names, XLA_PYTHON_CLIENT_PREALLOCATE="false")
+        rendering = {
+            name: pool.submit(run_probes, timeout, ["rendering"], MUJOCO_GL=name)
+            for name in backends
+            if util.find_spec("mujoco") is not None
+        }
         checks: list[tuple[str, Callable[[], Iterable[CheckResult]]]] = [
             ("machine", check_machine),
-            ("machine", lambda: check_devices(*devices.result())),
-            ("software", lambda: check_packages(*imports.result())),
+            ("machine", lambda: check_devices(*probes.result()["devices"])),
+            ("software", lambda: check_packages({name: failure for name, (_, failure) in probes.result().items()})),
             ("extras", check_extras),
             ("storage", lambda: check_storage(runs)),
             ("media", check_tokenizers),
-            ("media", lambda: (check_codec(name, *answer.result()) for name, answer in codecs.items())),
-            ("media", lambda: [check_rendering({name: answer.result() for name, answer in rendering.items()})]),
+            ("media", lambda: [check_codec(name, probes.result()) for name in ("h264", "av1")]),
+            ("media", lambda: [check_rendering({name: one.result()["rendering"] for name, one in rendering.items()})]),
         ]
         for section, check in checks:
             try:
@@ -94,19 +95,26 @@ def run_checks(runs: Path = Path("runs"), timeout: float = 60.0) -> Iterator[Che
                 yield CheckResult(section, "bad", detail, "Fix the other lines first.", True, section)
 
 
-def _probe(timeout: float, name: str, *arguments: str, **environment: str) -> Answer:
-    with tempfile.TemporaryDirectory(prefix="pirl-doctor-") as directory:
-        answer, log = Path(directory, "answer"), Path(directory, "log")
-        command = [sys.executable, "-m", "pirl.doctor", name, str(answer), *arguments]
-        options: Any = {"stdin": subprocess.DEVNULL, "stderr": subprocess.STDOUT, "timeout": timeout}
-        try:
-            with log.open("wb") as output:
-                code = subprocess.run(command, stdout=output, env=os.environ | environment, **options).returncode
-            failure = ": ".join([format_exit(code), *last_lines(log)]) if code else ""
-        except subprocess.TimeoutExpired:
-            failure = "no answer in time"
-        lines = answer.read_text().splitlines() if answer.exists() else []
-        return [json.loads(line) for line in lines], failure
+def run_probes(timeout: float, names: Sequence[str], **environment: str) -> dict[str, Answer]:
+    """Run probes one by one in another process, which is started again behind one that crashed or hung."""
+    answers: dict[str, Answer] = {}
+    while rest := [name for name in names if name not in answers]:
+        with tempfile.TemporaryDirectory(prefix="pirl-doctor-") as directory:
+            file, log = Path(directory, "answers"), Path(directory, "log")
+            command = [sys.executable, "-m", "pirl.doctor", str(file), *rest]
+            options: Any = {"stdin": subprocess.DEVNULL, "stderr": subprocess.STDOUT, "timeout": timeout}
+            try:
+                with log.open("wb") as output:
+                    code = subprocess.run(command, stdout=output, env=os.environ | environment, **options).returncode
+                failure = ": ".join([format_exit(code), *last_lines(log)])
+            except subprocess.TimeoutExpired:
+                failure = "no answer in time"
+            for line in file.read_text().splitlines() if file.exists() else ():
+                name, found, error = json.loads(line)
+                answers[name] = (found, error)
+        if unanswered := [name for name in rest if name not in answers]:
+            answers[unanswered[0]] = (None, failure)
+    return answers
 
 
 def check_machine() -> Iterator[CheckResult]:
@@ -129,15 +137,15 @@ def check_machine() -> Iterator[CheckResult]:
     yield CheckResult("open files", "bad" if advice else "good", detail, advice)
 
 
-def check_devices(lines: list[dict[str, Any]], failure: str) -> Iterator[CheckResult]:
+def check_devices(devices: list[list[Any]] | None, failure: str) -> Iterator[CheckResult]:
     chosen = os.environ.get("JAX_PLATFORMS")
-    if failure or not lines:
+    if not devices:
         advice = "Is another process using the device? JAX_PLATFORMS=cpu avoids it."
         advice = f"JAX_PLATFORMS={chosen} is set: unset it, or install what it names." if chosen else advice
         detail = f"JAX finds no device that computes: {failure or 'it names none'}"
         yield CheckResult("devices", "bad", detail, advice, needed=True)
         return
-    kinds = Counter((line["platform"], line["kind"], line["memory"]) for line in lines)
+    kinds = Counter((platform, kind, memory) for platform, kind, memory in devices)
     for (platform, kind, memory), count in kinds.items():
         words = f"{count} × {kind}{f', {format_size(memory)} each' if memory else ''}"
         yield CheckResult(f"{platform} devices", "good", words, needed=True)
@@ -151,18 +159,13 @@ def check_devices(lines: list[dict[str, Any]], failure: str) -> Iterator[CheckRe
         yield CheckResult("accelerator", "absent", detail, advice)
 
 
-def check_packages(lines: list[dict[str, Any]], failure: str) -> Iterator[CheckResult]:
+def check_packages(failures: Mapping[str, str]) -> Iterator[CheckResult]:
     """Python, pirl, and the packages that it needs: installed, of a version that fits, and importable."""
     wanted, version = metadata.metadata("pirl")["Requires-Python"], ".".join(map(str, sys.version_info[:3]))
     fits = Requirement(f"python{wanted}").specifier.contains(version, prereleases=True)
     advice = "" if fits else f"Install a Python {wanted}, and pirl with it."
     yield CheckResult("python", "good" if fits else "bad", f"{version}, {sys.executable}", advice, needed=True)
     yield CheckResult("pirl", "good", f"{pirl.__version__}, {Path(pirl.__file__).parent}", needed=True)
-    if failure and not lines:
-        raise RuntimeError(f"Python does not start: {failure}")
-    failures = {line["package"]: line["error"] for line in lines if "error" in line}
-    if failure:
-        failures[lines[-1]["package"]] = failure  # where it crashed or hung
     tested = tested_versions()
     for package in needed_packages():
         name, found = package.name, installed_version(package.name)
@@ -171,8 +174,8 @@ def check_packages(lines: list[dict[str, Any]], failure: str) -> Iterator[CheckR
             detail = "not installed"
         elif not package.specifier.contains(found, prereleases=True):
             detail = f"{found}; pirl needs {package.specifier}"
-        elif name in failures:
-            detail, advice = f"cannot be imported: {failures[name]}", f"pip install --force-reinstall '{package}'"
+        elif failure := failures.get(f"import {name}"):
+            detail, advice = f"cannot be imported: {failure}", f"pip install --force-reinstall '{package}'"
         else:
             advice = ""
             if found != tested.get(name):
@@ -296,16 +299,16 @@ def check_tokenizers() -> Iterator[CheckResult]:
             yield CheckResult(name, "bad", first, advice)
 
 
-def check_codec(name: str, lines: list[dict[str, Any]], failure: str) -> CheckResult:
+def check_codec(name: str, answers: Mapping[str, Answer]) -> CheckResult:
     """Whether PyAV reads and writes videos of LeRobot datasets; pirl can do without writing them."""
-    if not failure:
-        return CheckResult(name, "good", "PyAV reads and writes it", needed=True)
-    detail = f"videos cannot be {'written' if lines else 'read'}: {failure}"
-    advice = "pip install --force-reinstall av (its own wheels have both codecs)"
-    return CheckResult(name, "bad", detail, advice, needed=not lines)
+    for verb, done in (("read", "read"), ("write", "written")):
+        if failure := answers[f"{verb} {name}"][1]:
+            advice = "pip install --force-reinstall av (its own wheels have both codecs)"
+            return CheckResult(name, "bad", f"videos cannot be {done}: {failure}", advice, needed=verb == "read")
+    return CheckResult(name, "good", "PyAV reads and writes it", needed=True)
 
 
-def check_rendering(answers: dict[str, Answer]) -> CheckResult:
+def check_rendering(answers: Mapping[str, Answer]) -> CheckResult:
     """Whether MuJoCo renders without a display, by backend; no answers without MuJoCo."""
     if not answers:
         found = [name for name in ("EGL", "OSMesa") if ctypes.util.find_library(name)]
@@ -313,7 +316,6 @@ def check_rendering(answers: dict[str, Answer]) -> CheckResult:
         advice = "for simulators: make setup-aloha, make setup-libero or make setup-metaworld"
         return CheckResult("rendering", "absent", detail, advice)
     failures = {name: failure for name, (_, failure) in answers.items() if failure}
-    failures |= {name: "the image is black" for name, (lines, _) in answers.items() if {"brightest": 0} in lines}
     fails, works = "; ".join(f"{name}: {why}" for name, why in failures.items()), sorted(answers.keys() - failures)
     if not works:
         advice = "apt-get install libegl1 libosmesa6 libgl1-mesa-dri (or make setup-rendering)"
@@ -322,41 +324,45 @@ def check_rendering(answers: dict[str, Answer]) -> CheckResult:
     return CheckResult("rendering", "good", detail)
 
 
-def probe_imports(*packages: str) -> Iterator[dict[str, Any]]:
-    """Import packages one by one; each is named before, so that a crash has a name."""
-    for package in packages:
-        yield {"package": package}
-        try:
-            importlib.import_module(_MODULES.get(package, package.replace("-", "_")))
-        except Exception as error:
-            yield {"package": package, "error": f"{type(error).__name__}: {in_one_line(error)}"}
+def probe(name: str) -> Any:
+    """What a probe finds; it raises if something is broken."""
+    kind, _, what = name.partition(" ")
+    if kind == "import":
+        importlib.import_module(_MODULES.get(what, what.replace("-", "_")))
+    elif kind == "devices":
+        return probe_devices()
+    elif kind == "rendering":
+        probe_rendering()
+    else:
+        probe_video(kind, "libsvtav1" if what == "av1" else "h264")
+    return None
 
 
-def probe_devices() -> Iterator[dict[str, Any]]:
+def probe_devices() -> list[list[Any]]:
+    """The platform, kind and memory of each device."""
     import jax
     import jax.numpy as jnp
 
     for device in jax.devices():
         if int(jax.device_put(jnp.arange(5), device).sum()) != 10:
             raise RuntimeError(f"{device} does not compute what it should")
-        memory = (device.memory_stats() or {}).get("bytes_limit")
-        yield {"platform": device.platform, "kind": device.device_kind, "memory": memory}
+    return [[one.platform, one.device_kind, (one.memory_stats() or {}).get("bytes_limit")] for one in jax.devices()]
 
 
-def probe_codec(encoder: Literal["h264", "libsvtav1"]) -> Iterator[dict[str, Any]]:
-    """Find the decoder, then encode a short video and read it back."""
+def probe_video(verb: str, encoder: Literal["h264", "libsvtav1"]) -> None:
     import av
     import numpy as np
 
     from pirl.data.lerobot.video import CODEC_NAMES, encode_video
 
-    av.Codec(CODEC_NAMES[encoder], "r")
-    yield {"reads": True}
-    frames = np.linspace(0, 255, 3 * 64 * 64 * 3).astype(np.uint8).reshape(3, 64, 64, 3)
-    encode_video(frames, fps=10, codec=encoder)
+    if verb == "read":
+        av.Codec(CODEC_NAMES[encoder], "r")
+    else:
+        frames = np.linspace(0, 255, 3 * 64 * 64 * 3).astype(np.uint8).reshape(3, 64, 64, 3)
+        encode_video(frames, fps=10, codec=encoder)
 
 
-def probe_rendering() -> Iterator[dict[str, Any]]:
+def probe_rendering() -> None:
     import mujoco
 
     floor = '<geom type="plane" size="9 9 1" rgba="1 1 1 1"/>'
@@ -365,11 +371,17 @@ def probe_rendering() -> Iterator[dict[str, Any]]:
     mujoco.mj_forward(model, data)
     with mujoco.Renderer(model, 32, 32) as renderer:
         renderer.update_scene(data)
-        yield {"brightest": int(renderer.render().max())}
+        if not renderer.render().max():
+            raise RuntimeError("the image is black")
 
 
 if __name__ == "__main__":
-    probe, file, *arguments = sys.argv[1:]
-    with open(file, "w", buffering=1) as answer:  # a file, since libraries print what they like
-        for line in globals()[f"probe_{probe}"](*arguments):
-            answer.write(json.dumps(line) + "\n")
+    path, *probes = sys.argv[1:]
+    with open(path, "w", buffering=1) as answers:  # a file, since libraries print what they like
+        for one in probes:
+            found, failure = None, ""
+            try:
+                found = probe(one)
+            except Exception as error:
+                failure = f"{type(error).__name__}: {in_one_line(error)}"
+            answers.write(json.dumps([one, found, failure]) + "\n")

@@ -85,6 +85,7 @@ def test_a_simulator_that_hangs_or_renders_nothing_does_not_work(on_path, monkey
     on_path("mujoco", "import time\ntime.sleep(1000)\n")
     monkeypatch.setenv("MUJOCO_GL", "osmesa")
     monkeypatch.setenv("PIRL_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(doctor, "needed_packages", list)  # which take longer than the time that is allowed here
     begun = time.monotonic()
     found = {result.name: result for result in run_checks(tmp_path, timeout=1.0)}
     assert time.monotonic() - begun < 500  # half of what the simulator would take
@@ -95,8 +96,8 @@ def test_a_simulator_that_hangs_or_renders_nothing_does_not_work(on_path, monkey
     names = {"MjModel": SimpleNamespace(from_xml_string=lambda text: None), "MjData": lambda model: None}
     names |= {"mj_forward": lambda *_: None, "Renderer": lambda *_: contextlib.nullcontext(renderer)}
     monkeypatch.setitem(sys.modules, "mujoco", SimpleNamespace(**names))
-    black = doctor.check_rendering({"egl": (list(doctor.probe_rendering()), "")})
-    assert (black.state, "black" in black.detail) == ("bad", True)
+    with pytest.raises(RuntimeError, match="black"):
+        doctor.probe_rendering()
 
 
 def test_the_tokenizer_of_full_size_policies_is_found_missed_or_refused(monkeypatch, tmp_path):
@@ -164,7 +165,7 @@ def test_packages_and_extras_are_compared_with_what_the_installation_asks_for(tm
         (tmp_path / f"{name}-1.dist-info").mkdir()
         (tmp_path / f"{name}-1.dist-info" / "METADATA").write_text("\n".join(lines))
     monkeypatch.syspath_prepend(tmp_path)
-    packages = {result.name: result for result in check_packages([], "")}
+    packages = {result.name: result for result in check_packages({})}
     states = {name: result.state for name, result in packages.items()}
     assert states == {"python": "good", "pirl": "good", "numpy": "bad", "rich": "good", "nowhere": "bad"}
     assert packages["nowhere"].advice == "pip install 'nowhere>=2'"

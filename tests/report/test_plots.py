@@ -14,7 +14,7 @@ from PIL import Image
 
 from pirl.envs.video import Video, write_videos
 from pirl.errors import DataError
-from pirl.report.plots import POINTS, Axis, Series, image_strip, line_chart, number, smooth, thin, video_strip
+from pirl.report.plots import Axis, Series, image_strip, line_chart, smooth, thin, video_strip
 
 NAN = math.nan
 
@@ -92,11 +92,6 @@ def test_ticks_are_few_inside_the_range_and_say_what_they_are(values, offset, sc
     assert np.allclose(axis.fraction([value_of(label) for _, label in ticks]), positions, atol=1e-3)
 
 
-def test_numbers_are_written_as_people_write_them():
-    written = {0.0: "0", 0.05: "0.05", -0.1: "−0.1", 2e3: "2,000", 9999.9: "10k", 1.5e6: "1.5M", 3e-5: "3·10⁻⁵"}
-    assert {value: number(value) for value in written} == written
-
-
 @given(st.lists(st.floats(-5, 5) | st.just(NAN), min_size=1, max_size=400), st.integers(4, 60))
 def test_a_thinned_series_keeps_its_ends_its_peaks_and_its_long_gaps(values, limit):
     y = np.array(values)
@@ -110,14 +105,6 @@ def test_a_thinned_series_keeps_its_ends_its_peaks_and_its_long_gaps(values, lim
     wide = np.concatenate([y, np.full(gap, NAN), y])
     middle = thin(wide, wide, limit * 2 + gap)
     assert np.isnan(wide[middle][(middle >= len(y)) & (middle < len(y) + gap)]).any()
-
-
-def test_one_spike_in_a_million_points_is_drawn():
-    y = np.ones(1_000_000)
-    y[123_456] = 9.0
-    (line,) = points(line_chart([Series("loss", np.arange(1e6), y)], label="", y_range=(0.0, 10.0)))
-    assert len(line) <= POINTS + 2
-    assert (pytest.approx(123.5, abs=0.1), 100) in line
 
 
 def test_a_moving_average_keeps_lines_straight_and_gaps_open():
