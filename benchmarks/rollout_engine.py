@@ -26,9 +26,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pirl.envs import EnvConfig, make_env
-from pirl.envs.pool import EnvPool, ProcessPool, open_pool
+from pirl.envs.pool import EnvPool, open_pool
 from pirl.envs.tabletop.env import Scene
 from pirl.envs.tabletop.world import TableConfig
+from pirl.envs.workers import ProcessPool
 
 if TYPE_CHECKING:
     from pirl.envs.base import Policy

@@ -5,17 +5,18 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, ClassVar, Literal
 
 import gymnasium
 import numpy as np
 
 from pirl.data.robots import Robot
+from pirl.envs import pool
 from pirl.envs.base import EnvDescription, RobotEnv, Start, robot_spaces
 from pirl.envs.experts import ExpertConfig, Flaws, with_flaws
-from pirl.envs.runner import EnvRunner, EpisodeFailed, Images
-from pirl.errors import ConfigError, EnvError
+from pirl.envs.pool import EnvRunner, EpisodeFailed, Images
+from pirl.errors import ConfigError
 
 ROBOT = Robot(
     "point",
@@ -178,53 +179,28 @@ UNMAKEABLE = "fakes:fakes/Unmakeable-v0"
 CREWED = "fakes:fakes/Crewed-v0"
 
 
-class LocalPool:
-    """A pool without processes. What raises is lost, and so are the seeds in `loses` at their second request."""
-
-    groups = 1
+class LocalPool(pool.LocalPool):
+    """A pool without processes that logs its calls. The seeds in `loses` are lost at their second request."""
 
     def __init__(
         self, size: int, env_class: type[RobotEnv] = Point, loses: Collection[int] = (), **options: Any
     ) -> None:
-        self.size, self._loses = size, loses
         self.envs: list[Any] = [env_class(**options) for _ in range(size)]
-        self._runners = [EnvRunner(env) for env in self.envs]
-        self.description = self._runners[0].description
-        self._queue: dict[int, Callable[[], Any]] = {}
-        self._seeds: dict[int, int] = {}
+        super().__init__([EnvRunner(env) for env in self.envs])
+        self._loses, self._seeds = loses, {}
         self.log: list[tuple[str, int]] = []
 
     def start(self, slot: int, start: Start, expert: ExpertConfig | None = None) -> None:
         self.log.append(("start", slot))
         self._seeds[slot] = start.seed
-        self._queue[slot] = lambda: self._runners[slot].start(start, expert)
+        super().start(slot, start, expert)
 
     def execute(self, slot: int, actions: np.ndarray | int, *, images: Images = "all") -> None:
         assert slot not in self._queue
         self.log.append(("execute", slot))
+        super().execute(slot, actions, images=images)
         if self._seeds[slot] in self._loses:
             self._queue[slot] = lambda: EpisodeFailed("the floor gave way")
-        else:
-            self._queue[slot] = lambda: self._runners[slot].execute(actions, images)
-
-    def wait(self, slots: Sequence[int]) -> dict[int, Any]:
-        answers: dict[int, Any] = {}
-        for slot in slots:
-            self.log.append(("wait", slot))
-            try:
-                answers[slot] = self._queue.pop(slot)()
-            except (ArithmeticError, EnvError) as error:
-                answers[slot] = EpisodeFailed(str(error))
-        return answers
-
-    def close(self) -> None:
-        self._queue.clear()
-
-    def __enter__(self) -> "LocalPool":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 def assert_images_change_nothing(env: RobotEnv, start: Start, actions: np.ndarray, execute_steps: int = 5) -> None:

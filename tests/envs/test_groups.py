@@ -20,9 +20,9 @@ from fakes import POINT, LocalPool, Point, StraightPolicy
 from pirl.envs import EnvConfig, ExpertConfig, Start
 from pirl.envs.base import MAX_EVALUATION_SEED
 from pirl.envs.groups import Context, Curriculum, CurriculumConfig, Group, GroupedRollouts, roll_out_groups
-from pirl.envs.pool import ProcessPool, open_pool
+from pirl.envs.pool import ChunkResult, EnvPool, EpisodeFailed, Images, ResetResult, open_pool
 from pirl.envs.rollout import Rollout, make_starts, roll_out
-from pirl.envs.runner import ChunkResult, EpisodeFailed, Images, ResetResult
+from pirl.envs.workers import ProcessPool
 from pirl.errors import CheckpointError, ConfigError, EnvError
 
 Ending = Literal["success", "failure", "lost", "never begun"]
@@ -36,7 +36,7 @@ class Fate:
     steps: int
 
 
-class FatedPool:
+class FatedPool(EnvPool):
     """Episodes that end as it was said beforehand, by the seed of a context and the number of the attempt."""
 
     def __init__(self, size: int, groups: int, fates: Sequence[Sequence[Fate]], begins_alike: bool = True) -> None:
@@ -84,13 +84,6 @@ class FatedPool:
     def _see(self, start: Start) -> dict[str, np.ndarray]:
         place = start.seed if self.begins_alike else start.seed + start.attempt
         return {"image": np.zeros((8, 8, 3), np.uint8), "state": np.full(2, place, np.float32)}
-
-    def close(self) -> None: ...
-
-    def __enter__(self) -> "FatedPool":
-        return self
-
-    def __exit__(self, *_: object) -> None: ...
 
 
 class Still:

@@ -19,10 +19,10 @@ import pytest
 
 from fakes import MISHAPS, POINT, UNMAKEABLE, LocalPool, Point, StraightPolicy
 from pirl.envs import EnvConfig, Start, ray_pool
-from pirl.envs.pool import EnvPool, ProcessPool, open_pool
+from pirl.envs.pool import ChunkResult, EnvPool, EpisodeFailed, ResetResult, open_pool
 from pirl.envs.ray_pool import RayPool
 from pirl.envs.rollout import make_starts, roll_out
-from pirl.envs.runner import ChunkResult, EpisodeFailed, ResetResult
+from pirl.envs.workers import ProcessPool
 from pirl.errors import ConfigError, EnvError
 
 # Long enough for Ray on a machine that is busy with other tests; whoever means to wait for it makes it shorter.

@@ -10,8 +10,8 @@ from fakes import LocalPool, Point, StraightPolicy, assert_images_change_nothing
 from pirl.data.robots import Robot
 from pirl.envs import EnvAdapter, ExpertConfig, Start
 from pirl.envs.base import RobotEnv
+from pirl.envs.pool import ChunkResult, EnvRunner
 from pirl.envs.rollout import Rollout, make_starts, roll_out
-from pirl.envs.runner import ChunkResult, EnvRunner
 from pirl.envs.tabletop.env import TabletopEnv
 
 EXPERT = ExpertConfig(noise=0.3, aim_bias=0.02)

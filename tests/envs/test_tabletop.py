@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 
 from pirl.envs import EnvConfig, ExpertConfig, Start, make_env
 from pirl.envs.base import EnvObservation
-from pirl.envs.pool import open_pool
+from pirl.envs.pool import ChunkResult, ResetResult, open_pool
 from pirl.envs.rollout import Rollout, make_starts, roll_out
-from pirl.envs.runner import ChunkResult, ResetResult
 from pirl.envs.tabletop.drawing import OVERHEAD, WRIST, View, draw
 from pirl.envs.tabletop.env import TabletopEnv
 from pirl.envs.tabletop.world import (

@@ -4,16 +4,15 @@ import math
 import os
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import gymnasium
 import numpy as np
 
 from pirl.data.robots import get_robot
-from pirl.envs.base import RobotEnv, Start, robot_spaces
-from pirl.envs.runner import EnvRunner, EpisodeFailed
-from pirl.errors import EnvError
+from pirl.envs.base import RobotEnv, robot_spaces
+from pirl.envs.pool import EnvRunner, LocalPool
 
 FAIR = "fair_env:test/Fair-v0"
 CROWDED = "fair_env:test/Crowded-v0"
@@ -62,8 +61,8 @@ class Fair(RobotEnv):
         return {ROBOT.state[0]: self._state.astype(np.float32)}
 
     @classmethod
-    def make_pool(cls, size: int, **options: Any) -> "FairPool":
-        return FairPool(size, cls, options)
+    def make_pool(cls, size: int, **options: Any) -> LocalPool:
+        return LocalPool([EnvRunner(cls(**options)) for _ in range(size)])
 
 
 class Crowded(Fair):
@@ -88,42 +87,6 @@ class Crowded(Fair):
         if mishap == 3:
             observation = {name: np.full_like(value, np.nan) for name, value in observation.items()}
         return observation, *rest
-
-
-class FairPool:
-    """All in this process, one after the other."""
-
-    groups = 1
-
-    def __init__(self, size: int, env_class: type[Fair], options: dict[str, Any]) -> None:
-        self.size = size
-        self._runners = [EnvRunner(env_class(**options)) for _ in range(size)]
-        self.description = self._runners[0].description
-        self._queue: dict[int, Callable[[], Any]] = {}
-
-    def start(self, slot: int, start: Start, expert: Any = None) -> None:
-        self._queue[slot] = lambda: self._runners[slot].start(start, expert)
-
-    def execute(self, slot: int, actions: Any, *, images: Any = "all") -> None:
-        self._queue[slot] = lambda: self._runners[slot].execute(actions, images)
-
-    def wait(self, slots: Sequence[int]) -> dict[int, Any]:
-        answers: dict[int, Any] = {}
-        for slot in slots:
-            try:
-                answers[slot] = self._queue.pop(slot)()
-            except EnvError as error:
-                answers[slot] = EpisodeFailed(str(error))
-        return answers
-
-    def close(self) -> None:
-        self._queue.clear()
-
-    def __enter__(self) -> "FairPool":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 for _class in (Fair, Crowded):

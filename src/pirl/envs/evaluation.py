@@ -5,22 +5,20 @@ import functools
 import math
 import platform
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from importlib import metadata
 from statistics import NormalDist, fmean
 from typing import Any
 
 import numpy as np
-from jaxtyping import UInt8
 
 from pirl.envs.base import Policy, RobotEnv, Start
 from pirl.envs.experts import ExpertConfig
-from pirl.envs.pool import EnvPool
+from pirl.envs.pool import EnvPool, EnvRunner, LocalPool
 from pirl.envs.rollout import Rollout, roll_out
-from pirl.envs.runner import EnvRunner
 from pirl.envs.video import Video
-from pirl.errors import ConfigError, DataError, EnvError, UserError
+from pirl.errors import ConfigError, DataError, EnvError
 from pirl.text import SIGNIFICANT, format_p_value
 
 # Packages that may change the outcome of an episode or of training.
@@ -191,57 +189,20 @@ def versions() -> dict[str, str]:
 def play(
     env: RobotEnv, actor: Policy | ExpertConfig, start: Start, *, execute_steps: int, render: bool, index: int = 0
 ) -> tuple[EpisodeResult, Video | None]:
-    """Run one episode as a rollout does; with `render`, record `env.render()` at the beginning and after each step."""
-    runner, is_expert = EnvRunner(env), isinstance(actor, ExpertConfig)
-    with _failures_of(env, start, after=0):
-        reset = runner.start(start, actor if isinstance(actor, ExpertConfig) else None)
-    frames = [_render(env)] if render else []
-    observations = {name: value[None] for name, value in reset.observation.items()}
-    chunk = np.zeros((0, 0), np.float32)
-    steps, total, result = 0, 0.0, None
-    while result is None or not (result.terminated or result.truncated):
-        if not isinstance(actor, ExpertConfig) and steps % execute_steps == 0:
-            chunk = actor.infer(observations, [reset.prompt], [start.seed], [steps])[0]
-        now = steps % execute_steps
-        with _failures_of(env, start, after=steps):
-            result = runner.execute(1 if is_expert else chunk[now : now + 1])
-        observations = result.observations
-        steps, total = steps + 1, total + float(result.rewards[0])
-        if render:
-            frames.append(_render(env))
-    return (
-        EpisodeResult(
-            index=index,
-            task=reset.task,
-            prompt=reset.prompt,
-            seed=start.seed,
-            success=result.success,
-            episode_return=total,
-            length=steps,
-            terminated=result.terminated,
-            truncated=result.truncated,
-            lost=None,
-        ),
-        Video(np.stack(frames), result.success) if render else None,
-    )
+    """Run one episode; with `render`, record `env.render()` at the beginning and after each step."""
+    frames: list[np.ndarray] = []
 
+    def record() -> None:
+        image = env.render()
+        if not isinstance(image, np.ndarray):
+            raise ConfigError(f"{env.name} renders no images (render() gave {type(image).__name__}, not an array).")
+        frames.append(image)
 
-@contextlib.contextmanager
-def _failures_of(env: RobotEnv, start: Start, after: int) -> Iterator[None]:
-    try:
-        yield
-    except ConfigError:
-        raise
-    except Exception as error:
-        reason = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
-        raise EnvError(f"{env.name} failed after {after} steps from seed {start.seed}: {reason}") from error
-
-
-def _render(env: RobotEnv) -> UInt8[np.ndarray, "H W 3"]:
-    image = env.render()
-    if not isinstance(image, np.ndarray):
-        raise ConfigError(f"{env.name} renders no images (render() gave {type(image).__name__}, not an array).")
-    return image
+    pool = LocalPool([EnvRunner(env, record)] if render else [EnvRunner(env)])
+    (rollout,) = roll_out(pool, actor, [start], execute_steps=execute_steps, keep_images=render)
+    if rollout.lost is not None:
+        raise EnvError(f"{env.name} failed after {len(rollout)} steps from seed {start.seed}: {rollout.lost}")
+    return EpisodeResult.of(rollout, index), Video(np.stack(frames), rollout.success) if render else None
 
 
 # --- statistics -------------------------------------------------------------------------------------------------------

@@ -1,27 +1,22 @@
 """A pool of Ray actors: environments run on all machines of a cluster while the policy stays with the learner."""
 
 import contextlib
-import dataclasses
+import copy
 import importlib
 import logging
 import os
-import platform
 import signal
 import sys
 import textwrap
 import threading
 import warnings
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
-import numpy as np
-
-from pirl.envs.base import Start
-from pirl.envs.experts import ExpertConfig
-from pirl.envs.pool import LEAVING_TIMEOUT, Answer, Ready, Worker, WorkerPool, describe_exception
-from pirl.envs.registry import EnvConfig, make_env
-from pirl.envs.runner import Chunk, ChunkResult, EnvRunner, EpisodeFailed, Images, ResetResult
+from pirl.envs.pool import Chunk, EpisodeFailed, Images
+from pirl.envs.registry import EnvConfig
+from pirl.envs.workers import LEAVING_TIMEOUT, Answer, EnvHost, Ready, Worker, WorkerPool
 from pirl.errors import ConfigError
 from pirl.processes import usable_cores
 
@@ -29,98 +24,69 @@ _CONNECTING_TIMEOUT = 10.0
 # Some clusters grow when asked for more CPUs.
 _PLACING_TIMEOUT = 60.0
 
-# --- in the actor -----------------------------------------------------------------------------------------------------
 
+class _Host(EnvHost):
+    """In the actor."""
 
-class _Host:
-    """An environment in an actor. Exceptions are answers too; after one of these the actor is not used again."""
-
-    _runner: EnvRunner
-
-    def make(self, config: EnvConfig, directory: str, search_path: Sequence[str]) -> Answer:
-        """Make the environment, with the driver's working directory and search path where this machine has them."""
-
-        def make() -> Answer:
-            with contextlib.suppress(OSError):
-                os.chdir(directory)
-            sys.path += [entry for entry in search_path if entry not in sys.path and os.path.exists(entry)]
-            self._runner = EnvRunner(make_env(config))
-            return Ready(self._runner.description, platform.node())
-
-        return _answer(make)
-
-    def start(self, start: Start, expert: ExpertConfig | None) -> Answer:
-        return _answer(lambda: self._runner.start(start, expert))
+    def enter(self, directory: str, search_path: Sequence[str]) -> None:
+        """Use the driver's working directory and search path, where this machine has them."""
+        with contextlib.suppress(OSError):
+            os.chdir(directory)
+        sys.path += [entry for entry in search_path if entry not in sys.path and os.path.exists(entry)]
 
     def execute(self, actions: Chunk, images: Images) -> Answer:
-        return _answer(lambda: self._runner.execute(_writable(actions), images))
+        # Ray hands out read-only views of its shared memory; simulators write into actions.
+        return super().execute(copy.deepcopy(actions), images)
 
     def is_alive(self) -> bool:
         return True
-
-    def close(self) -> None:
-        self._runner.env.close()
-
-
-def _answer(act: Callable[[], Answer]) -> Answer:
-    try:
-        return act()
-    except Exception as error:
-        return describe_exception(error)
-
-
-def _writable(message: Any) -> Any:
-    """A copy of the arrays in a message.
-
-    Ray hands out read-only views of its shared memory; simulators write into actions. And episodes that kept views would
-    fill that memory, which is much smaller than the images of many episodes.
-    """
-    if isinstance(message, np.ndarray):
-        return message.copy()
-    if isinstance(message, dict):
-        return {name: _writable(value) for name, value in message.items()}
-    if isinstance(message, ResetResult | ChunkResult):
-        parts = {part.name: _writable(getattr(message, part.name)) for part in dataclasses.fields(message)}
-        return dataclasses.replace(message, **parts)
-    return message
-
-
-# --- in the driver ----------------------------------------------------------------------------------------------------
 
 
 class _Actor(Worker):
     def __init__(self, ray: Any, actor: Any, config: EnvConfig) -> None:
         super().__init__()
-        self._ray, self.actor = ray, actor
+        self._ray, self._actor = ray, actor
+        actor.enter.remote(os.getcwd(), sys.path)
         # The answers to come, in order.
-        self.pending = deque([actor.make.remote(config, os.getcwd(), sys.path)])
+        self._pending = deque([actor.make.remote(config)])
+
+    @property
+    def handle(self) -> Any:
+        return self._pending[0]
 
     def send(self, method: Literal["start", "execute"], *arguments: Any) -> None:
-        self.pending.append(getattr(self.actor, method).remote(*arguments))
+        self._pending.append(getattr(self._actor, method).remote(*arguments))
 
     def recv(self) -> Answer | None:
         try:
-            answer: Answer = _writable(self._ray.get(self.pending[0], timeout=0))
+            # A copy: episodes that kept views would fill Ray's shared memory, which is much smaller than their images.
+            answer: Answer = copy.deepcopy(self._ray.get(self._pending[0], timeout=0))
         except self._ray.exceptions.GetTimeoutError:
             return None
         except self._ray.exceptions.RayError as error:
             return EpisodeFailed(f"the environment's actor{self.place} ended: {_describe_end(error)}")
-        self.pending.popleft()
+        self._pending.popleft()
         if isinstance(answer, Ready):
             self.place = f" on {answer.host}"
         return answer
 
     def is_alive(self) -> bool:
         try:
-            return bool(self._ray.get(self.actor.is_alive.remote(), timeout=LEAVING_TIMEOUT))
+            return bool(self._ray.get(self._actor.is_alive.remote(), timeout=LEAVING_TIMEOUT))
         except self._ray.exceptions.RayError:
             return False
 
+    def leave(self) -> None:
+        self._pending.append(self._actor.close.remote())
+
+    def join(self, seconds: float) -> None:
+        self._ray.wait([self._pending[-1]], timeout=seconds)
+
     def kill(self) -> None:
-        self._ray.kill(self.actor)
+        self._ray.kill(self._actor)
 
 
-class RayPool(WorkerPool[_Actor]):
+class RayPool(WorkerPool):
     """An environment in a Ray actor of its own, and a CPU for it, for each slot (see `EnvPool`).
 
     `address` is that of a cluster (`host:port`, `auto` for the one on this machine, `ray://host:port` for a client from
@@ -153,12 +119,8 @@ class RayPool(WorkerPool[_Actor]):
         actor = self._ray.remote(_Host).options(**options, max_restarts=0).remote()
         return _Actor(self._ray, actor, self._config)
 
-    def _select(self, workers: Sequence[_Actor], seconds: float) -> None:
-        self._ray.wait([worker.pending[0] for worker in workers], timeout=seconds)
-
-    def _let_leave(self, workers: Sequence[_Actor], seconds: float) -> None:
-        closing = [worker.actor.close.remote() for worker in workers]
-        self._ray.wait(closing, num_returns=len(closing), timeout=seconds)
+    def _select(self, handles: list[Any], seconds: float) -> None:
+        self._ray.wait(handles, timeout=seconds)
 
 
 def _describe_end(error: Exception) -> str:

@@ -10,8 +10,7 @@ from pirl.data.replay import Episode
 from pirl.data.robots import Robot
 from pirl.envs.base import SEEDS_APART, TASKS_APART, EnvDescription, EnvObservation, Policy, Start
 from pirl.envs.experts import ExpertConfig
-from pirl.envs.pool import EnvPool
-from pirl.envs.runner import Chunk, ChunkResult, EpisodeFailed, ResetResult, Result
+from pirl.envs.pool import Chunk, ChunkResult, EnvPool, EpisodeFailed, ResetResult, Result
 from pirl.errors import ConfigError, EnvError, did_you_mean
 
 

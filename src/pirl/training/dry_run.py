@@ -15,9 +15,8 @@ from pirl.agents.config import RIPTConfig
 from pirl.agents.ript import RolloutBatch
 from pirl.config import RLTrainConfig
 from pirl.data import Loader, ReplayBuffer
-from pirl.envs.pool import EnvPool, open_pool
+from pirl.envs.pool import EnvPool, EpisodeFailed, ResetResult, open_pool
 from pirl.envs.rollout import make_starts, roll_out
-from pirl.envs.runner import EpisodeFailed, ResetResult
 from pirl.errors import EnvError
 from pirl.text import format_seconds, format_size
 from pirl.training.acting import agent_policy, rollout_policy

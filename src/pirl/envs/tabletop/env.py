@@ -1,7 +1,6 @@
 """`pirl/Tabletop-v0`: put a colored block into a colored zone, seen by two cameras; one table, or a pool of many."""
 
 from collections.abc import Mapping, Sequence
-from types import TracebackType
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -11,7 +10,7 @@ from jaxtyping import Float, Float32, Int64, UInt8
 from pirl.data.robots import get_robot
 from pirl.envs.base import EnvDescription, EnvObservation, Expert, RobotEnv, Start, robot_spaces
 from pirl.envs.experts import ExpertConfig
-from pirl.envs.runner import Chunk, ChunkResult, Images, ResetResult, Result, stack_observations
+from pirl.envs.pool import Chunk, ChunkResult, EnvPool, Images, ResetResult, Result, stack_observations
 from pirl.envs.tabletop.drawing import OVERHEAD, WRIST, View, draw
 from pirl.envs.tabletop.world import Layout, Outcome, TableConfig, TableExperts, Tables, lay_table, step
 from pirl.errors import ConfigError
@@ -190,10 +189,8 @@ def _true_state(tables: Tables) -> Float32[np.ndarray, "n 8"]:
     ).astype(np.float32)
 
 
-class TabletopPool:
-    """Tables 0 … size - 1 in one process (see `EnvPool`); what is queued for several of them is done for all at once."""
-
-    groups = 1
+class TabletopPool(EnvPool):
+    """Tables in this process; what is queued for several of them is done for all at once."""
 
     def __init__(self, description: EnvDescription, scene: Scene) -> None:
         self.description, self._scene = description, scene
@@ -272,16 +269,6 @@ class TabletopPool:
         for position in np.flatnonzero(~by_expert):
             actions[position] = np.asarray(chunks[int(rows[position])])[index]
         return actions
-
-    def close(self) -> None:
-        """Nothing is left running."""
-
-    def __enter__(self) -> "TabletopPool":
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
 
 
 def _by_slot(slots: Sequence[int], observations: EnvObservation) -> dict[int, EnvObservation]:
