@@ -470,7 +470,7 @@ def test_settings_that_make_no_sense_are_refused(wrong: dict[str, float]) -> Non
         CurriculumConfig(**wrong)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("state", [{}, {"left": {}, "right": {}}, {"left": 1, "right": {}, "up": {}}])
+@pytest.mark.parametrize("state", [{}, {"left": [], "right": []}, {"left": 1, "right": [], "up": []}])
 def test_a_state_of_other_tasks_is_refused(state: dict[str, object]) -> None:
     with pytest.raises(CheckpointError, match="damaged, or belongs to other tasks"):
         Curriculum(PLAIN, DESCRIPTION, 0).restore(state)

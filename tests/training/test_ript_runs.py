@@ -14,13 +14,14 @@ from collections import Counter
 import numpy as np
 import pytest
 import toy_learner
-from fair_env import CROWDED, Fair, FairPool
+from fair_env import CROWDED, Fair
 from training_runs import RIPT_TOY, assert_same_run, read_metrics, values_of
 
 from pirl.cli.main import main
 from pirl.config import debug_config
 from pirl.data import ReplayBuffer, open_dataset
 from pirl.data.outcomes import OutcomeConfig, read_outcomes
+from pirl.envs.pool import LocalPool
 from pirl.errors import CheckpointError, ConfigError, TrainingError
 from pirl.training import rollout_stream
 from pirl.training.dry_run import dry_run
@@ -396,13 +397,13 @@ def test_a_success_is_worth_less_the_later_it_comes(practise, monkeypatch):
 
 
 def test_what_was_learned_from_is_tried_once_more_with_noise_of_its_own(practise, tmp_path, monkeypatch):
-    begun, start = [], FairPool.start
+    begun, start = [], LocalPool.start
 
     def note(self, slot, how, expert=None):
         begun.append((how.task, how.seed, how.attempt))
         start(self, slot, how, expert)
 
-    monkeypatch.setattr(FairPool, "start", note)
+    monkeypatch.setattr(LocalPool, "start", note)
     assert train(practise(rollout__iterations=1), exp_name="run") == 0
     assert len(set(begun)) == len(begun), "no attempt is made twice"
     again = [each for each in begun if each[2] == RIPT_TOY["rollout.attempts"]]

@@ -3,7 +3,7 @@
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -52,21 +52,20 @@ class CollectionLog:
         return sum(episode.length for episode in self.episodes if episode.lost is None)
 
     @classmethod
-    def read(cls, root: Path) -> "CollectionLog | None":
-        """The log of a dataset, without episodes that were logged but not written; None if there is none."""
-        file = root / LOG_FILE
-        if not file.exists():
-            return None
+    def read(cls, root: Path) -> "CollectionLog":
+        """The log of a dataset, without an episode that a kill kept from being written."""
         try:
-            content = json.loads(file.read_text(encoding="utf-8"))
+            content = json.loads((root / LOG_FILE).read_text(encoding="utf-8"))
             episodes = [EpisodeResult(**entry) for entry in content["episodes"]]
             counted = int(json.loads((root / INFO_FILE).read_text(encoding="utf-8"))["total_episodes"])
-            log = cls(content["settings"], tuple(_first_written(episodes, counted)), content["complete"])
+            log = cls(content["settings"], tuple(episodes), content["complete"])
+            while log.written > counted:
+                log = replace(log, episodes=log.episodes[:-1])
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise DataError(
                 f"{root} cannot be resumed: its {LOG_FILE} or {INFO_FILE} is damaged: {error!r}."
             ) from error
-        if log.written != counted:
+        if log.written < counted:
             raise DataError(
                 f"{root} cannot be resumed: it has {counted} episodes, but {LOG_FILE} knows of {log.written} only. "
                 "Something else has added to it; choose another directory."
@@ -83,12 +82,12 @@ def open_log(root: Path, settings: Mapping[str, Any], *, resume: bool) -> Collec
         if root.exists() and any(root.iterdir()):
             raise DataError(f"{root} is not empty: choose another directory, or --resume to continue what is in it.")
         return CollectionLog(settings)
-    log = CollectionLog.read(root)
-    if log is None:
+    if not (root / LOG_FILE).exists():
         # A run that was killed at once has left a dataset without episodes, or nothing.
         if any(root.glob("data/*/*.parquet")):
             raise DataError(f"{root} has episodes but no {LOG_FILE}: `pirl collect` did not make it.")
         return CollectionLog(settings)
+    log = CollectionLog.read(root)
     if differences := list(_differences(log.settings, settings)):
         raise DataError(
             f"{root} was collected with other settings: {'; '.join(differences)}. Choose another directory."
@@ -126,24 +125,24 @@ def collect_dataset(
         codec=dataset_format.codec,
         resume=resume,
     ) as writer:
-        done, log_writer = len(log.episodes), _LogWriter(root, log)
+        done, frames, log_writer = len(log.episodes), log.frames, _LogWriter(root, log)
         enough = math.inf if env_steps is None else env_steps
-        starts = starts[done:] if log_writer.frames < enough else ()
+        starts = starts[done:] if frames < enough else ()
         for rollout in _in_order(roll_out(pool, actor, starts, execute_steps=execute_steps, keep_images=True)):
             result = EpisodeResult.of(rollout, index=done + rollout.index)
             # Before the episode itself: counting the episodes shows an entry too many; one too few would be lost.
             log_writer.add(result)
             if result.lost is None:
                 writer.write_episode(episode_columns(rollout, pool.description), task=rollout.prompt)
+                frames += result.length
             if on_episode is not None:
                 on_episode(result)
-            if log_writer.frames >= enough:
+            if frames >= enough:
                 break  # episodes under way are dropped: the dataset does not depend on which was faster
-    return log_writer.complete()
+    return log_writer.write(complete=True)
 
 
 def dataset_features(description: EnvDescription, dataset_format: DatasetFormat) -> dict[str, dict[str, Any]]:
-    """The features of a dataset collected in an environment."""
     robot = description.robot
     for name, columns in (("state", robot.state), ("actions", robot.actions)):
         if len(columns) != 1:
@@ -177,34 +176,23 @@ def episode_columns(rollout: Rollout, description: EnvDescription) -> dict[str, 
 
 
 class _LogWriter:
-    """Writes the log, a line for each episode, kept as text: the file is replaced after every episode."""
+    """Replaces the log after every episode; its entries are kept as text."""
 
     def __init__(self, root: Path, log: CollectionLog) -> None:
-        self.frames = log.frames
-        self._root, self._settings = root, log.settings
-        self._episodes = list(log.episodes)
-        self._lines = bytearray(b",\n  ".join(map(_line, log.episodes)))
+        self._root, self._settings, self._episodes = root, log.settings, list(log.episodes)
+        self._entries = [json.dumps(asdict(episode)) for episode in log.episodes]
 
     def add(self, episode: EpisodeResult) -> None:
-        self._lines += (b",\n  " if self._episodes else b"") + _line(episode)
         self._episodes.append(episode)
-        self.frames += episode.length if episode.lost is None else 0
-        self._write(complete=False)
+        self._entries.append(json.dumps(asdict(episode)))
+        self.write(complete=False)
 
-    def complete(self) -> CollectionLog:
-        """Mark the log as complete."""
-        self._write(complete=True)
-        return CollectionLog(self._settings, tuple(self._episodes), complete=True)
-
-    def _write(self, complete: bool) -> None:
+    def write(self, *, complete: bool) -> CollectionLog:
         head = json.dumps({"settings": self._settings, "versions": versions(), "complete": complete}, indent=1)
-        content = b"".join((head[:-2].encode(), b',\n "episodes": [\n  ', self._lines, b"\n ]\n}\n"))
+        entries = ",\n  ".join(self._entries)
         with writing("the log of the collection", self._root, "Make room, and resume."):
-            write_file(self._root / LOG_FILE, content)
-
-
-def _line(episode: EpisodeResult) -> bytes:
-    return json.dumps(asdict(episode)).encode()
+            write_file(self._root / LOG_FILE, f'{head[:-2]},\n "episodes": [\n  {entries}\n ]\n}}\n')
+        return CollectionLog(self._settings, tuple(self._episodes), complete)
 
 
 def _in_order(rollouts: Iterator[Rollout]) -> Iterator[Rollout]:
@@ -216,15 +204,6 @@ def _in_order(rollouts: Iterator[Rollout]) -> Iterator[Rollout]:
         while following in waiting:
             yield waiting.pop(following)
             following += 1
-
-
-def _first_written(episodes: Sequence[EpisodeResult], count: int) -> Iterator[EpisodeResult]:
-    """The entries up to the `count`-th episode of the dataset, and those lost right after it."""
-    for episode in episodes:
-        count -= episode.lost is None
-        if count < 0:
-            return
-        yield episode
 
 
 def _differences(there: Mapping[str, Any], here: Mapping[str, Any], prefix: str = "") -> Iterator[str]:

@@ -5,7 +5,7 @@ import functools
 import math
 import platform
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from importlib import metadata
 from statistics import NormalDist, fmean
@@ -30,7 +30,7 @@ _PACKAGES = (
 
 @dataclass(frozen=True)
 class EpisodeResult:
-    """The result of one episode. `lost`: why it could not be finished (a crash, a hang, NaN)."""
+    """One episode. `lost`: why it could not be finished (a crash, a hang, NaN)."""
 
     index: int
     task: str
@@ -45,7 +45,6 @@ class EpisodeResult:
 
     @classmethod
     def of(cls, rollout: Rollout, index: int | None = None) -> "EpisodeResult":
-        """The result of a rollout, under its own index or another."""
         return cls(
             index=rollout.index if index is None else index,
             task=rollout.task,
@@ -62,10 +61,7 @@ class EpisodeResult:
 
 @dataclass(frozen=True)
 class Summary:
-    """The episodes of one task, or all of them, summed up.
-
-    Lost ones are in no mean, and in one rate only: the policy may have had its part in losing them.
-    """
+    """Lost episodes are in no mean, and in one rate only: the policy may have had its part in losing them."""
 
     episodes: int
     finished: int
@@ -90,9 +86,9 @@ class Summary:
             rate=len(successes) / len(finished) if finished else None,
             rate_if_lost_failed=len(successes) / max(1, len(results)),
             interval=wilson(len(successes), len(finished)),
-            mean_return=_mean(result.episode_return for result in finished),
-            mean_length=_mean(result.length for result in finished),
-            mean_length_of_successes=_mean(result.length for result in successes),
+            mean_return=fmean(result.episode_return for result in finished) if finished else None,
+            mean_length=fmean(result.length for result in finished) if finished else None,
+            mean_length_of_successes=fmean(result.length for result in successes) if successes else None,
         )
 
     def __str__(self) -> str:
@@ -106,11 +102,6 @@ class Summary:
         )
 
 
-def _mean(values: Iterable[float]) -> float | None:
-    listed = list(values)
-    return fmean(listed) if listed else None
-
-
 @dataclass(frozen=True)
 class Evaluation:
     """The result of every episode, in the order of their starts, and the settings that reproduce them."""
@@ -121,7 +112,6 @@ class Evaluation:
     videos: Mapping[int, Video] = field(default_factory=dict, repr=False, compare=False)  # by index
 
     def summary(self) -> Summary:
-        """All episodes together."""
         return Summary.of(self.results)
 
     def by_task(self) -> dict[str, Summary]:
@@ -210,8 +200,6 @@ def play(
 
 def wilson(successes: int, n: int, confidence: float = 0.95) -> tuple[float, float]:
     """Wilson's score interval of a success rate; (0, 1) without episodes."""
-    if not 0 <= successes <= n:
-        raise ValueError(f"{successes} successes of {n}")
     if n == 0:
         return 0.0, 1.0
     z = NormalDist().inv_cdf((1 + confidence) / 2)
@@ -254,7 +242,7 @@ def paired_difference(pairs: Pairs, confidence: float = 0.95) -> tuple[float, fl
     """Newcombe's interval (1998, method 10) of `Pairs.difference`.
 
     Of the intervals that hold with few pairs and rates near 0 or 1 it is the one in closed form: two Wilson intervals,
-    combined by the correlation of the outcomes.
+    combined by the correlation of the outcomes, which is corrected for continuity where it is positive.
     """
     n = pairs.n
     if n == 0:
@@ -262,22 +250,14 @@ def paired_difference(pairs: Pairs, confidence: float = 0.95) -> tuple[float, fl
     first, second = pairs.both + pairs.only_first, pairs.both + pairs.only_second
     low_1, high_1 = (abs(first / n - end) for end in wilson(first, n, confidence))
     low_2, high_2 = (abs(second / n - end) for end in wilson(second, n, confidence))
-    phi = _correlation(pairs)
+    excess: float = pairs.both * pairs.neither - pairs.only_first * pairs.only_second
+    if excess > 0:
+        excess = max(0.0, excess - n / 2)
+    product = first * (n - first) * second * (n - second)
+    phi = excess / math.sqrt(product) if product else 0.0
     below = math.sqrt(max(0.0, low_2**2 - 2 * phi * low_2 * high_1 + high_1**2))
     above = math.sqrt(max(0.0, high_2**2 - 2 * phi * high_2 * low_1 + low_1**2))
     return max(-1.0, pairs.difference - below), min(1.0, pairs.difference + above)
-
-
-def _correlation(pairs: Pairs) -> float:
-    """Of the two outcomes, with a continuity correction where it is positive."""
-    first, second = pairs.both + pairs.only_first, pairs.both + pairs.only_second
-    product = first * (pairs.n - first) * second * (pairs.n - second)
-    if product == 0:
-        return 0.0
-    excess: float = pairs.both * pairs.neither - pairs.only_first * pairs.only_second
-    if excess > 0:
-        excess = max(0.0, excess - pairs.n / 2)
-    return excess / math.sqrt(product)
 
 
 @dataclass(frozen=True)
@@ -291,7 +271,6 @@ class Comparison:
     p_value: float
 
     def format(self, first: str, second: str) -> str:
-        """The conclusion in a sentence."""
         if not self.pairs.n:
             return f"{first} and {second} finished no episode from the same start: there is nothing to compare."
         low, high = self.interval

@@ -4,7 +4,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Any
 
@@ -80,7 +80,6 @@ class GroupedRollouts:
 
     @property
     def attempts(self) -> int:
-        """Finished attempts in all groups."""
         return sum(len(group.attempts) for group in self.kept + self.dropped)
 
     @property
@@ -126,23 +125,13 @@ def roll_out_groups(
         grouping.add(rollout)
     return GroupedRollouts(
         wanted=groups,
-        kept=tuple(group for _, group in sorted(grouping.kept.items())),
-        dropped=tuple(group for _, group in sorted(grouping.dropped.items())),
+        kept=grouping.closed(uniform=False),
+        dropped=grouping.closed(uniform=True),
         env_steps=grouping.env_steps,
         seconds=time.monotonic() - begun,
         policy_seconds=timed.seconds,
         inferences=timed.inferences,
     )
-
-
-@dataclass
-class _OpenGroup:
-    """A group under way, with its attempts so far by their number."""
-
-    number: int
-    context: Context
-    finished: dict[int, Rollout] = field(default_factory=dict)
-    lost: dict[int, str] = field(default_factory=dict)
 
 
 class _Grouping:
@@ -153,13 +142,13 @@ class _Grouping:
     ) -> None:
         self._contexts, self._attempts, self._groups, self._budget = contexts, attempts, groups, budget
         self._columns = columns
-        self._drawn = self._open = self.env_steps = 0
+        self.env_steps = 0
+        # By the number of their context: rollouts under way and complete groups.
+        self._open: dict[int, dict[int, Rollout]] = {}
+        self._closed: dict[int, Group] = {}
         # Attempts that wait for a slot, and those that were started, by the index of their rollout.
-        self._waiting: deque[tuple[_OpenGroup, int]] = deque()
-        self._started: list[tuple[_OpenGroup, int]] = []
-        # By the number of their context.
-        self.kept: dict[int, Group] = {}
-        self.dropped: dict[int, Group] = {}
+        self._waiting: deque[tuple[int, Context, int]] = deque()
+        self._started: list[tuple[int, Context, int]] = []
 
     def __iter__(self) -> Iterator[Start | None]:
         return self
@@ -169,45 +158,41 @@ class _Grouping:
             self._open_group()
         if not self._waiting:
             return None
-        group, attempt = self._waiting.popleft()
-        self._started.append((group, attempt))
-        return Start(group.context.task, group.context.seed, attempt)
+        self._started.append(self._waiting.popleft())
+        _, context, attempt = self._started[-1]
+        return Start(context.task, context.seed, attempt)
 
     def _open_group(self) -> None:
-        if self._drawn == self._budget or len(self.kept) + self._open == self._groups:
+        number, kept = len(self._open) + len(self._closed), len(self.closed(uniform=False))
+        if number == self._budget or kept + len(self._open) == self._groups:
             return
-        if (context := next(self._contexts, None)) is None:
-            return
-        group = _OpenGroup(self._drawn, context)
-        self._waiting.extend((group, attempt) for attempt in range(self._attempts))
-        self._drawn += 1
-        self._open += 1
+        if (context := next(self._contexts, None)) is not None:
+            self._open[number] = {}
+            self._waiting.extend((number, context, attempt) for attempt in range(self._attempts))
 
     def add(self, rollout: Rollout) -> None:
         """Put a rollout into its group, which may be complete with it."""
-        open_group, attempt = self._started[rollout.index]
+        number, context, attempt = self._started[rollout.index]
         self.env_steps += len(rollout)
-        if rollout.lost is not None:
-            open_group.lost[attempt] = rollout.lost
-        else:
-            _check_same_beginning(next(iter(open_group.finished.values()), rollout), rollout, self._columns)
-            open_group.finished[attempt] = rollout
-        if len(open_group.finished) + len(open_group.lost) < self._attempts:
+        rollouts = self._open[number]
+        rollouts[attempt] = rollout
+        finished = [each for _, each in sorted(rollouts.items()) if each.lost is None]
+        if rollout.lost is None:
+            _check_same_beginning(finished[0], rollout, self._columns)
+        if len(rollouts) < self._attempts:
             return
-        self._open -= 1
-        finished, lost = sorted(open_group.finished.items()), sorted(open_group.lost.items())
-        group = Group(
-            open_group.context, tuple(rollout for _, rollout in finished), tuple(reason for _, reason in lost)
-        )
-        if not group.is_uniform:
-            self.kept[open_group.number] = group
-            return
-        bare = tuple(
-            replace(rollout, observations={name: rollout.observations[name] for name in self._columns})
-            for rollout in group.attempts
-        )
-        self.dropped[open_group.number] = replace(group, attempts=bare)
-        open_group.finished.clear()  # with the images
+        lost = tuple(each.lost for _, each in sorted(rollouts.items()) if each.lost is not None)
+        group = Group(context, tuple(finished), lost)
+        if group.is_uniform:
+            group = replace(group, attempts=tuple(self._without_images(each) for each in finished))
+        self._closed[number] = group
+        del self._open[number]
+
+    def closed(self, *, uniform: bool) -> tuple[Group, ...]:
+        return tuple(group for _, group in sorted(self._closed.items()) if group.is_uniform == uniform)
+
+    def _without_images(self, rollout: Rollout) -> Rollout:
+        return replace(rollout, observations={name: rollout.observations[name] for name in self._columns})
 
 
 def _check_same_beginning(one: Rollout, other: Rollout, columns: Sequence[str]) -> None:
@@ -258,34 +243,27 @@ class CurriculumConfig:
     """Decay of the running success rates: the weight of the old value when a new one is recorded."""
 
     def __post_init__(self) -> None:
-        if self.initial_states is not None and not 1 <= self.initial_states <= TASKS_APART:
-            raise ConfigError(
-                f"curriculum.initial_states = {self.initial_states} should be between 1 and {TASKS_APART}, or left out."
-            )
-        if not 0 < self.success_rate_target < 1:
-            raise ConfigError(
-                f"curriculum.success_rate_target = {self.success_rate_target} should be between 0 and 1: where all "
-                "attempts end alike there is nothing to learn."
-            )
-        if not 0 <= self.sharpness < math.inf:
-            raise ConfigError(f"curriculum.sharpness = {self.sharpness} should be 0 or more.")
-        if not 0 < self.floor <= 1:
-            raise ConfigError(f"curriculum.floor = {self.floor} should be more than 0 and at most 1.")
-        if not 0 <= self.memory < 1:
-            raise ConfigError(f"curriculum.memory = {self.memory} should be at least 0 and less than 1.")
+        states = self.initial_states
+        checks = (
+            ("initial_states", states is None or 1 <= states <= TASKS_APART, f"1 to {TASKS_APART}, or left out"),
+            ("success_rate_target", 0 < self.success_rate_target < 1, "more than 0 and less than 1"),
+            ("sharpness", 0 <= self.sharpness < math.inf, "0 or more"),
+            ("floor", 0 < self.floor <= 1, "more than 0 and at most 1"),
+            ("memory", 0 <= self.memory < 1, "at least 0 and less than 1"),
+        )
+        for name, is_valid, expected in checks:
+            if not is_valid:
+                raise ConfigError(f"curriculum.{name} = {getattr(self, name)} should be {expected}.")
 
 
 class Curriculum:
     """Draws contexts by the policy's success rate in them; one that was never tried counts as being at the target."""
 
     def __init__(self, config: CurriculumConfig, description: EnvDescription, seed: int) -> None:
-        if seed < 0:
-            raise ConfigError(f"the seed of a curriculum is {seed}; it should be 0 or more.")
         self._config, self._tasks, self._seed = config, description.tasks, seed
-        # If every context is new, a task has one success rate, under the number 0.
-        self._draws_new, self._states = config.initial_states is None, config.initial_states or 1
-        # Running success rates by task, and in them by the number of the initial state.
-        self._rates: dict[str, dict[int, float]] = {task: {} for task in self._tasks}
+        # Running success rates by task and initial state, NaN where nothing was tried. If every context is new, a task
+        # has one.
+        self._rates = np.full((len(self._tasks), config.initial_states or 1), np.nan)
 
     def contexts(self, iteration: int) -> Iterator[Context]:
         """Contexts without end, none twice before all have been drawn.
@@ -293,57 +271,45 @@ class Curriculum:
         They depend on the seed, the iteration and what has been recorded by now; what is recorded later counts in the
         next iteration.
         """
-        rng = np.random.default_rng([self._seed, iteration])
-        weights = self._weights()
-        return self._new_contexts(rng, weights) if self._draws_new else self._known_contexts(rng, weights)
+        rng, config = np.random.default_rng([self._seed, iteration]), self._config
+        distances = np.where(np.isnan(self._rates), 0.0, self._rates - config.success_rate_target)
+        weights = config.floor + (1 - config.floor) * np.exp(-config.sharpness * np.square(distances))
+        return (self._new_contexts if config.initial_states is None else self._known_contexts)(rng, weights)
 
     def record(self, context: Context, success_rate: float | None) -> None:
         """Update the running rate of a context; None, if no attempt was finished, counts as failure."""
-        if context.task not in self._rates:
-            raise ValueError(f"{context} is no context of this curriculum.")
-        number = 0 if self._draws_new else context.seed - self._seed_of(self._tasks.index(context.task), 0)
-        if not 0 <= number < self._states:
-            raise ValueError(f"{context} is no context of this curriculum.")
-        rates, memory = self._rates[context.task], self._config.memory
-        old = rates.get(number, self._config.success_rate_target)
-        rates[number] = memory * old + (1 - memory) * (success_rate or 0.0)
+        task, memory = self._tasks.index(context.task), self._config.memory
+        number = 0 if self._config.initial_states is None else context.seed - self._seed_of(task, 0)
+        old = self._rates[task, number]
+        old = self._config.success_rate_target if np.isnan(old) else old
+        self._rates[task, number] = memory * old + (1 - memory) * (success_rate or 0.0)
 
     def state(self) -> dict[str, Any]:
         """The recorded rates, for JSON; `restore` continues from them exactly."""
-        return {task: {str(number): rate for number, rate in rates.items()} for task, rates in self._rates.items()}
+        rows = zip(self._tasks, self._rates.tolist(), strict=True)
+        return {task: [None if math.isnan(rate) else rate for rate in row] for task, row in rows}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Continue from a state; rates of initial states beyond the configured number are dropped."""
+        states = self._rates.shape[1]
         try:
-            read = {task: {int(number): float(rate) for number, rate in state[task].items()} for task in self._tasks}
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            read = np.array([state[task][:states] for task in self._tasks], float)  # None becomes NaN
+        except (KeyError, TypeError, ValueError) as error:
             raise CheckpointError(f"the curriculum's state is damaged, or belongs to other tasks: {error!r}") from error
-        if any(number < 0 or not 0 <= rate <= 1 for rates in read.values() for number, rate in rates.items()):
+        if np.any((read < 0) | (read > 1)):
             raise CheckpointError("the curriculum's state is damaged: it holds rates that are not between 0 and 1.")
-        self._rates = {
-            task: {number: rate for number, rate in rates.items() if number < self._states}
-            for task, rates in read.items()
-        }
+        self._rates[:] = np.nan
+        self._rates[:, : read.shape[1]] = read
 
     def summary(self) -> dict[str, float]:
         """Shares of the contexts that were tried, that fail and that succeed; and the mean of the running rates."""
-        rates = [rate for by_number in self._rates.values() for rate in by_number.values()]
-        count = len(self._tasks) * self._states
+        tried = self._rates[~np.isnan(self._rates)].tolist()
         return {
-            "tried": len(rates) / count,
-            "success_rate": fmean(rates) if rates else self._config.success_rate_target,
-            "hopeless": sum(rate < 0.1 for rate in rates) / count,
-            "solved": sum(rate > 0.9 for rate in rates) / count,
+            "tried": len(tried) / self._rates.size,
+            "success_rate": fmean(tried) if tried else self._config.success_rate_target,
+            "hopeless": sum(rate < 0.1 for rate in tried) / self._rates.size,
+            "solved": sum(rate > 0.9 for rate in tried) / self._rates.size,
         }
-
-    def _weights(self) -> Float64[np.ndarray, "tasks states"]:
-        """How often each context is drawn, relative to one at the target."""
-        target, floor = self._config.success_rate_target, self._config.floor
-        rates = np.full((len(self._tasks), self._states), target)
-        for row, task in enumerate(self._tasks):
-            for number, rate in self._rates[task].items():
-                rates[row, number] = rate
-        return floor + (1 - floor) * np.exp(-self._config.sharpness * np.square(rates - target))
 
     def _known_contexts(
         self, rng: np.random.Generator, weights: Float64[np.ndarray, "tasks states"]
@@ -352,7 +318,7 @@ class Curriculum:
             # Log weights with Gumbel noise, in falling order, are draws by weight without replacement.
             keys = np.log(weights) + rng.gumbel(size=weights.shape)
             for index in np.argsort(-keys, axis=None).tolist():
-                task, number = divmod(index, self._states)
+                task, number = divmod(index, weights.shape[1])
                 yield Context(self._tasks[task], self._seed_of(task, number))
 
     def _new_contexts(self, rng: np.random.Generator, weights: Float64[np.ndarray, "tasks 1"]) -> Iterator[Context]:

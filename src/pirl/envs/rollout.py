@@ -10,7 +10,7 @@ from pirl.data.replay import Episode
 from pirl.data.robots import Robot
 from pirl.envs.base import SEEDS_APART, TASKS_APART, EnvDescription, EnvObservation, Policy, Start
 from pirl.envs.experts import ExpertConfig
-from pirl.envs.pool import Chunk, ChunkResult, EnvPool, EpisodeFailed, ResetResult, Result
+from pirl.envs.pool import Chunk, ChunkResult, EnvPool, EpisodeFailed, ResetResult
 from pirl.errors import ConfigError, EnvError, did_you_mean
 
 
@@ -61,7 +61,8 @@ def make_starts(description: EnvDescription, episodes: int, seed: int, task: str
     numbers = range(len(tasks)) if task is None else [tasks.index(task)]
     starts = []
     for index in range(episodes):
-        number, count = numbers[index % len(numbers)], index // len(numbers)
+        count, turn = divmod(index, len(numbers))
+        number = numbers[turn]
         starts.append(Start(tasks[number], seed * SEEDS_APART + number * TASKS_APART + count))
     return starts
 
@@ -110,11 +111,9 @@ def roll_out(
         raise ConfigError(
             f"execute_steps = {execute_steps}, but the policy infers {actor.horizon} steps: execute at most these."
         )
-    count = pool.groups if groups is None else groups
-    if count < 1:
-        raise ConfigError(f"groups = {count} should be at least 1.")
-    parts = [[int(slot) for slot in part] for part in np.array_split(np.arange(pool.size), min(count, pool.size))]
-    return _Rollouts(pool, actor, iter(starts), execute_steps, keep_images, patience).run(parts)
+    parts = np.array_split(np.arange(pool.size), min(groups or pool.groups, pool.size))
+    rollouts = _Rollouts(pool, actor, iter(starts), execute_steps, keep_images, patience)
+    return rollouts.run([part.tolist() for part in parts])
 
 
 @dataclass
@@ -131,6 +130,43 @@ class _Running:
     observations: list[EnvObservation] = field(default_factory=list)
     chunks: list[ChunkResult] = field(default_factory=list)
     steps: int = 0
+
+    def add(self, result: ResetResult | ChunkResult, columns: Sequence[str]) -> None:
+        if isinstance(result, ResetResult):
+            self.reset, self.latest = result, result.observation
+            observations = {name: value[None] for name, value in result.observation.items()}
+        else:
+            self.chunks.append(result)
+            self.steps += len(result.rewards)
+            self.latest = {name: values[-1] for name, values in result.observations.items()}
+            observations = result.observations
+        kept = {name: values for name, values in observations.items() if self.keeps_images or name in columns}
+        self.observations.append(kept)
+
+    def finish(self, result: ChunkResult | EpisodeFailed, description: EnvDescription) -> Rollout:
+        robot, end = description.robot, result if isinstance(result, ChunkResult) else None
+        # Empty arrays of the right shape come first, for an episode that never began.
+        actions = [np.empty((0, robot.action_dim or 0), np.float32), *(chunk.actions for chunk in self.chunks)]
+        rewards = [np.empty(0, np.float32), *(chunk.rewards for chunk in self.chunks)]
+        observations = {}
+        for name, shape in description.shapes.items():
+            if self.keeps_images or name in robot.state:
+                empty = np.empty((0, *shape), np.float32 if name in robot.state else np.uint8)
+                parts = [empty, *(part[name] for part in self.observations)]
+                observations[name] = np.concatenate(parts)[: self.steps]  # without the one after the last action
+        return Rollout(
+            index=self.index,
+            start=self.start,
+            prompt=self.reset.prompt if self.reset else "",
+            task=self.reset.task if self.reset else self.start.task,
+            observations=observations,
+            actions=np.concatenate(actions),
+            rewards=np.concatenate(rewards),
+            success=end is not None and end.success,
+            terminated=end is not None and end.terminated,
+            truncated=end is not None and end.truncated,
+            lost=result.reason if isinstance(result, EpisodeFailed) else None,
+        )
 
 
 @dataclass
@@ -153,56 +189,39 @@ class _Rollouts:
         self._start(slots)
         while self.running:
             for part in parts:
-                # Every slot is busy again before the consumer gets to work.
-                yield from self._turn([slot for slot in part if slot in self.running])
-                self._start([slot for slot in slots if slot not in self.running])
+                if busy := [slot for slot in part if slot in self.running]:
+                    # Every slot is busy again before the consumer gets to work.
+                    yield from self._turn(busy)
+                    self._start([slot for slot in slots if slot not in self.running])
 
     def _start(self, slots: Sequence[int]) -> None:
         """Begin episodes in free slots, as far as there are starts."""
         for slot in slots:
             if (start := next(self.starts, None)) is None:
                 return
-            index, self.begun = self.begun, self.begun + 1
-            keeps_images = self.keep_images if isinstance(self.keep_images, bool) else index in self.keep_images
-            self.running[slot] = _Running(index, start, keeps_images)
+            keeps_images = self.keep_images if isinstance(self.keep_images, bool) else self.begun in self.keep_images
+            self.running[slot] = _Running(self.begun, start, keeps_images)
+            self.begun += 1
             self.pool.start(slot, start, self.actor if isinstance(self.actor, ExpertConfig) else None)
 
     def _turn(self, slots: Sequence[int]) -> list[Rollout]:
         """Wait for these slots, and give each something to do; returns the episodes that ended."""
-        if not slots:
-            return []
         finished, ready = [], []
         for slot, result in self.pool.wait(slots).items():
-            running = self.running[slot]
-            self._take(running, result)
-            if isinstance(result, EpisodeFailed) or (
-                isinstance(result, ChunkResult) and (result.terminated or result.truncated)
+            if not isinstance(result, EpisodeFailed):
+                self.running[slot].add(result, self.pool.description.robot.state)
+            self.has_stepped = self.has_stepped or isinstance(result, ChunkResult)
+            if isinstance(result, ResetResult) or (
+                isinstance(result, ChunkResult) and not (result.terminated or result.truncated)
             ):
-                finished.append(self._finish(self.running.pop(slot), result))
-                self._start([slot])
-            else:
                 ready.append(slot)
+                continue
+            finished.append(self.running.pop(slot).finish(result, self.pool.description))
+            self._start([slot])
         self._check_hopeless(finished)
         if ready:
             self._act(ready)
         return finished
-
-    def _take(self, running: _Running, result: Result) -> None:
-        if isinstance(result, ResetResult):
-            running.reset, running.latest = result, result.observation
-            observations = {name: value[None] for name, value in result.observation.items()}
-        elif isinstance(result, ChunkResult):
-            self.has_stepped = True
-            running.latest = {name: values[-1] for name, values in result.observations.items()}
-            running.chunks.append(result)
-            running.steps += len(result.rewards)
-            observations = result.observations
-        else:
-            return
-        columns = self.pool.description.robot.state
-        running.observations.append(
-            {name: values for name, values in observations.items() if running.keeps_images or name in columns}
-        )
 
     def _check_hopeless(self, finished: Sequence[Rollout]) -> None:
         """Where no episode ever begins, losing every start one by one would only take longer to say so."""
@@ -215,63 +234,30 @@ class _Rollouts:
 
     def _act(self, slots: Sequence[int]) -> None:
         """Let the expert go on, or infer for all of these slots at once."""
-        if isinstance(self.actor, ExpertConfig):
-            for slot in slots:
-                self._execute(slot, self.execute_steps)
-            return
-        episodes = [self.running[slot] for slot in slots]
-        chunks = self.actor.infer(
+        chunks: list[Chunk] = [self.execute_steps] * len(slots)
+        if not isinstance(self.actor, ExpertConfig):
+            chunks = list(self._infer(self.actor, [self.running[slot] for slot in slots]))
+        for slot, chunk in zip(slots, chunks, strict=True):
+            self.pool.execute(slot, chunk, images="all" if self.running[slot].keeps_images else "last")
+
+    def _infer(
+        self, policy: Policy, episodes: Sequence[_Running]
+    ) -> Float32[np.ndarray, "episodes execute_steps action_dim"]:
+        chunks = policy.infer(
             {name: np.stack([each.latest[name] for each in episodes]) for name in episodes[0].latest},
             [each.reset.prompt for each in episodes if each.reset is not None],
             [each.start.policy_seed for each in episodes],
             [each.steps for each in episodes],
         )
-        _check_chunks(chunks, len(slots), self.pool.description, self.execute_steps)
-        for slot, chunk in zip(slots, chunks, strict=True):
-            self._execute(slot, np.array(chunk[: self.execute_steps], np.float32))
-
-    def _execute(self, slot: int, actions: Chunk) -> None:
-        self.pool.execute(slot, actions, images="all" if self.running[slot].keeps_images else "last")
-
-    def _finish(self, running: _Running, result: Result) -> Rollout:
-        robot, reset, chunks = self.pool.description.robot, running.reset, running.chunks
-        # None of the observation after the last action; arrays of the right shape where nothing happened.
-        observations = {
-            name: np.concatenate(
-                [
-                    np.empty((0, *shape), np.float32 if name in robot.state else np.uint8),
-                    *(part[name] for part in running.observations),
-                ]
-            )[: running.steps]
-            for name, shape in self.pool.description.shapes.items()
-            if running.keeps_images or name in robot.state
-        }
-        end = result if isinstance(result, ChunkResult) else None
-        return Rollout(
-            index=running.index,
-            start=running.start,
-            prompt=reset.prompt if reset else "",
-            task=reset.task if reset else running.start.task,
-            observations=observations,
-            actions=np.concatenate([chunk.actions for chunk in chunks])
-            if chunks
-            else np.empty((0, robot.action_dim or 0), np.float32),
-            rewards=np.concatenate([np.empty(0, np.float32), *(chunk.rewards for chunk in chunks)]),
-            success=end is not None and end.success,
-            terminated=end is not None and end.terminated,
-            truncated=end is not None and end.truncated,
-            lost=result.reason if isinstance(result, EpisodeFailed) else None,
-        )
-
-
-def _check_chunks(chunks: np.ndarray, count: int, description: EnvDescription, execute_steps: int) -> None:
-    width = description.robot.action_dim
-    if chunks.ndim != 3 or len(chunks) != count or chunks.shape[1] < execute_steps:
-        raise ConfigError(f"the policy inferred actions of shape {chunks.shape} for {count} environments.")
-    if width is not None and chunks.shape[2] != width:
-        raise ConfigError(
-            f"the policy infers actions of {chunks.shape[2]} numbers; {description.name} takes {width}: it was trained "
-            "for another robot."
-        )
-    if not np.all(np.isfinite(chunks)):
-        raise ConfigError("the policy infers actions that are not finite (NaN or infinity): its weights are damaged.")
+        name, width = self.pool.description.name, self.pool.description.robot.action_dim
+        if width not in (None, chunks.shape[2]):
+            raise ConfigError(
+                f"the policy infers actions of {chunks.shape[2]} numbers; {name} takes {width}: it was trained for "
+                "another robot."
+            )
+        if not np.all(np.isfinite(chunks)):
+            raise ConfigError(
+                "the policy infers actions that are not finite (NaN or infinity): its weights are damaged."
+            )
+        # A copy, because simulators may write into actions.
+        return np.array(chunks[:, : self.execute_steps], np.float32)
