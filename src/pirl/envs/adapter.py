@@ -61,8 +61,6 @@ class EnvAdapter(RobotEnv):
         self.observation_space = gymnasium.spaces.Dict(spaces)  # type: ignore[assignment]
         self.action_space = gymnasium.spaces.Box(-np.inf, np.inf, (self.robot.action_dim,), np.float32)
 
-    # --- what the user writes ----------------------------------------------------------------------------------------
-
     def observe(self, observation: Any, info: Mapping[str, Any]) -> EnvObservation:
         """Cameras and state, by their names in the robot's dataset."""
         raise ConfigError(f"{type(self).__name__} needs a method observe(observation, info).")
@@ -79,8 +77,6 @@ class EnvAdapter(RobotEnv):
         """The options of the environment's reset that choose a task."""
         return None
 
-    # --- the interface of an environment ------------------------------------------------------------------------------
-
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[EnvObservation, dict[str, Any]]:
@@ -90,7 +86,6 @@ class EnvAdapter(RobotEnv):
         return self._observe(observation, info), self._info(info, success=False)
 
     def step(self, action: np.ndarray) -> tuple[EnvObservation, float, bool, bool, dict[str, Any]]:
-        """Take an action; the episode is truncated where the environment says so, or after `max_steps`."""
         observation, reward, terminated, truncated, info = self.env.step(self.action(action))
         self._steps += 1
         success = self.success(float(reward), bool(terminated), info)
@@ -103,7 +98,6 @@ class EnvAdapter(RobotEnv):
         return observed, float(reward), bool(terminated), truncated, self._info(info, success=bool(success))
 
     def render(self) -> Any:
-        """The environment's own image."""
         return self.env.render()
 
     def close(self) -> None:
@@ -114,23 +108,21 @@ class EnvAdapter(RobotEnv):
 
     def _check_class(self) -> None:
         """Complete the class attributes, or say which one is missing."""
-        if not isinstance(getattr(self, "robot", None), Robot):
-            raise self._lacks("robot", "a pirl.data.Robot, which names cameras, state and actions")
-        if not self.robot.action_dim:
-            raise self._lacks("robot.action_dim", "the number of actions")
-        if not isinstance(getattr(self, "fps", None), int) or self.fps < 1:
-            raise self._lacks("fps", "the number of steps in a second")
-        if not self.tasks:
-            if not self.prompt:
-                raise self._lacks("prompt", "the instruction to the policy")
+        if not self.tasks and self.prompt:
             self.tasks = (self.prompt,)
         if self.max_steps is None and self.env.spec is not None:
             self.max_steps = self.env.spec.max_episode_steps
-        if self.max_steps is None or self.max_steps < 1:
-            raise self._lacks("max_steps", "the length of an episode, as the environment is registered without one")
-
-    def _lacks(self, attribute: str, what: str) -> ConfigError:
-        return ConfigError(f"the adapter {type(self).__name__} needs the class attribute {attribute}: {what}.")
+        robot, fps = getattr(self, "robot", None), getattr(self, "fps", None)
+        needed = {
+            "robot, a pirl.data.Robot, which names cameras, state and actions": isinstance(robot, Robot),
+            "robot.action_dim, the number of actions": getattr(robot, "action_dim", None),
+            "fps, the number of steps in a second": isinstance(fps, int) and fps >= 1,
+            "prompt, the instruction to the policy": self.tasks,
+            "max_steps, the length of an episode, as the environment is registered without one": self.max_steps,
+        }
+        for what, is_there in needed.items():
+            if not is_there:
+                raise ConfigError(f"the adapter {type(self).__name__} needs the class attribute {what}.")
 
     def _problem(self, problem: str) -> ConfigError | EnvError:
         """The adapter's fault before the first good step; later, the environment's."""

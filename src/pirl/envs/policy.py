@@ -49,7 +49,6 @@ class ChunkPolicy:
     def infer(
         self, observations: EnvObservation, prompts: Sequence[str], seeds: Sequence[int], steps: Sequence[int]
     ) -> Float32[np.ndarray, "n horizon action_dim"]:
-        """The next actions of n environments, given their observations [n, …], prompts, seeds and steps so far."""
         robot, size = self.policy_io.robot, self._batch_size
         images = {slot: observations[feature] for slot, feature in robot.cameras.items()}
         state = np.concatenate([observations[column] for column in robot.state], axis=-1)
@@ -143,9 +142,9 @@ def load_trained_policy(
     check_policy(used, config, statistics, description)
     if guidance is None:
         guidance = opened.description.get("guidance", 0.0)
-        if type(guidance) not in (int, float) or not 0 <= guidance < math.inf:
+        if type(guidance) not in (int, float):
             raise CheckpointError(
-                f"{opened.directory}: guidance in pirl.json should be 0 or more; it is {guidance!r:.60}."
+                f"{opened.directory}: guidance in pirl.json should be a number; it is {guidance!r:.60}."
             )
     tokenizer = Tokenizer.for_model(config) if config.max_token_len else None
     policy_io = PolicyIO(used, config, statistics, tokenizer)
@@ -157,15 +156,11 @@ def find_policy(path: Path) -> Path:
     """The checkpoint directory at a path, or the newest policy of the training run there."""
     path = Path(os.path.expanduser(path))  # which leaves the home of nobody as it is
     run = RunFiles(path)
-    policies = run.policies
-    if not policies.is_dir():
-        if run.is_run:
-            raise CheckpointError(f"the run {path} has not written a policy yet.")
+    if not run.policies.is_dir() and not run.is_run:
         return path
-    steps = saved_steps(policies)
-    if not steps:
-        raise CheckpointError(f"the run {path} has not written a policy yet: {policies} is empty.")
-    return policies / str(steps[-1])
+    if not (steps := saved_steps(run.policies)):
+        raise CheckpointError(f"the run {path} has not written a policy yet.")
+    return run.policies / str(steps[-1])
 
 
 def choose_statistics(
@@ -186,12 +181,9 @@ def choose_statistics(
             f"{checkpoint.directory} has no statistics (assets/<id>/norm_stats.json), without which its actions mean "
             f"nothing to the robot: copy the ones it was trained with, or {otherwise}."
         )
-    if name is None:
-        raise ConfigError(f"{checkpoint.directory} has several statistics: choose one, {flag} {' or '.join(found)}.")
-    raise ConfigError(
-        f"{checkpoint.directory} has no statistics {name!r}. {did_you_mean(name, found)}It has {', '.join(found)}: "
-        f"choose with {flag}."
-    )
+    lacks = "several statistics" if name is None else f"no statistics {name!r}"
+    question = "" if name is None else did_you_mean(name, found)
+    raise ConfigError(f"{checkpoint.directory} has {lacks}. {question}It has {', '.join(found)}: choose with {flag}.")
 
 
 def check_policy(
@@ -199,10 +191,10 @@ def check_policy(
 ) -> None:
     """Raise if a policy and its robot do not fit the environment."""
     name, shapes = description.name, description.shapes
-    for slot, feature in robot.cameras.items():
+    for feature in (*robot.cameras.values(), *robot.state):
         if feature not in shapes:
             raise ConfigError(
-                f"the robot {robot.name!r} looks through {feature!r} ({slot}), which {name} does not have. "
+                f"the robot {robot.name!r} observes {feature!r}, which {name} does not have. "
                 f"{did_you_mean(feature, shapes)}It has {', '.join(shapes)}."
             )
     if config.cameras and not robot.cameras and description.robot.cameras:
@@ -210,25 +202,28 @@ def check_policy(
             f"the policy sees through {', '.join(config.cameras)}, but {name} has only "
             f"{', '.join(description.robot.cameras)}: describe the robot with the policy's cameras (--robot)."
         )
-    if unknown := [column for column in robot.state if column not in shapes]:
-        raise ConfigError(f"the robot {robot.name!r} reads {', '.join(unknown)}; {name} has {', '.join(shapes)}.")
     given = {
         "state": sum(shapes[column][0] for column in robot.state),
         "actions": description.robot.action_dim or robot.action_dim or 0,
     }
     for key, claimed in (("state", robot.state_dim), ("actions", robot.action_dim)):
-        _check_width(key, claimed, f"the robot {robot.name!r}", given[key], name)
         if given[key] > config.action_dim:
             raise ConfigError(
                 f"the policy takes {config.action_dim} numbers of {key} at most; {name} has {given[key]}. It needs a "
                 f"policy with action_dim >= {given[key]}."
             )
+        claims = {f"the robot {robot.name!r}": claimed}
         if statistics is not None:
             if key not in statistics:
                 raise ConfigError(f"the policy has no statistics of {key!r}, only of {', '.join(statistics)}.")
             stats = statistics[key]
-            claimed = min(max(given[key], stats.unpadded_width), len(stats.mean))
-            _check_width(key, claimed, "the policy's statistics", given[key], name)
+            claims["the policy's statistics"] = min(max(given[key], stats.unpadded_width), len(stats.mean))
+        for who, width in claims.items():
+            if width not in (None, given[key]):
+                raise ConfigError(
+                    f"{key} has {width} dimensions according to {who}; in {name} there are {given[key]}: the policy was "
+                    "trained for another robot."
+                )
 
 
 def check_same_actions(checkpoint: Checkpoint, robot: Robot) -> None:
@@ -236,8 +231,9 @@ def check_same_actions(checkpoint: Checkpoint, robot: Robot) -> None:
     own = _own_robot(checkpoint)
     if own is None:
         return
-    for name, same in (("adapt", own.adapt == robot.adapt), ("delta", _relative(own) == _relative(robot))):
-        if not same:
+    same_delta = np.flatnonzero(make_mask(*own.delta)).tolist() == np.flatnonzero(make_mask(*robot.delta)).tolist()
+    for name, is_same in (("adapt", own.adapt == robot.adapt), ("delta", same_delta)):
+        if not is_same:
             raise ConfigError(
                 f"the statistics of {checkpoint.directory} are of the robot {own.name!r}, with {name} = "
                 f"{getattr(own, name)!r}; {robot.name!r} has {name} = {getattr(robot, name)!r}, so its numbers mean "
@@ -245,19 +241,6 @@ def check_same_actions(checkpoint: Checkpoint, robot: Robot) -> None:
             )
 
 
-def _relative(robot: Robot) -> list[int]:
-    return [dimension for dimension, is_relative in enumerate(make_mask(*robot.delta)) if is_relative]
-
-
-def _check_width(key: str, claimed: int | None, who: str, given: int, env: str) -> None:
-    if claimed not in (None, given):
-        raise ConfigError(
-            f"{key} has {claimed} dimensions according to {who}; in {env} there are {given}: the policy was trained "
-            "for another robot."
-        )
-
-
 def _own_robot(checkpoint: Checkpoint) -> Robot | None:
-    """The robot that a checkpoint was trained for, if it says so."""
     described = checkpoint.description.get("robot")
     return None if described is None else Robot.from_dict(described)

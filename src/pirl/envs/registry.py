@@ -28,7 +28,6 @@ class EnvConfig:
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def flags(self) -> tuple[str, ...]:
-        """The command line flags for it."""
         words = ["--env", self.id, *(() if self.adapter is None else ("--env.adapter", self.adapter))]
         for name, option in self.options.items():
             words += [f"--env.{name.replace('_', '-')}", _option_text(option, self.adapter is not None)]
@@ -86,13 +85,12 @@ def make_env(config: EnvConfig) -> RobotEnv:
 def find_env_class(config: EnvConfig) -> tuple[type[RobotEnv], dict[str, Any]]:
     """The class of the environment, or of the adapter around it, and its converted options."""
     for known in KNOWN:
-        if config.adapter is not None:
-            if config.id == known.alias:
-                raise ConfigError(
-                    f"{known.alias} is an environment of pirl's and needs no adapter: leave out --env.adapter "
-                    f"{config.adapter}, or name the Gymnasium id of the environment that it is for."
-                )
-        elif config.id in (known.alias, known.id):
+        if config.adapter is not None and config.id == known.alias:
+            raise ConfigError(
+                f"{known.alias} is an environment of pirl's and needs no adapter: leave out --env.adapter "
+                f"{config.adapter}, or name the Gymnasium id of the environment that it is for."
+            )
+        if config.adapter is None and config.id in (known.alias, known.id):
             env_class = known.load()
             return env_class, convert_options(known.alias, env_class, config.options)
     spec = _find_spec(config.id)
@@ -126,11 +124,12 @@ def _find_spec(name: str) -> EnvSpec:
         load_module(module, f"the environment {name!r}")
     if spec := gymnasium.registry.get(env_id):
         return spec
-    question = did_you_mean(env_id, [*(known.alias for known in KNOWN), *gymnasium.registry])
+    aliases = [known.alias for known in KNOWN]
+    question = did_you_mean(env_id, [*aliases, *gymnasium.registry])
     if not re.search(r"/|-v\d+$", env_id):
         raise ConfigError(
-            f"no environment is named {name!r}. {question}pirl has {', '.join(known.alias for known in KNOWN)}; any "
-            "other is named by its Gymnasium id, as in my_package:my_package/MyEnv-v0."
+            f"no environment is named {name!r}. {question}pirl has {', '.join(aliases)}; any other is named by its "
+            "Gymnasium id, as in my_package:my_package/MyEnv-v0."
         )
     raise ConfigError(
         f"no environment {env_id!r} is registered with Gymnasium. {question}Install the package that registers it and "
@@ -193,24 +192,30 @@ def list_envs() -> list[EnvEntry]:
 
 
 def list_options(env_class: type) -> tuple[EnvOption, ...]:
-    """The options of an environment, in the order of its constructor."""
-    hints, helps = get_type_hints(env_class.__init__), _read_help(env_class)  # type: ignore[misc]
+    """The options of an environment, in the order of its constructor.
+
+    Their help are the lines `name: text` under `Options:` in its docstring.
+    """
+    hints, parameters = _parameters(env_class)
+    _, _, section = inspect.cleandoc(env_class.__doc__ or "").partition("\nOptions:\n")
+    helps = dict(re.findall(r"^ {4}(\w+): (.*(?:\n {8}.*)*)", section, re.MULTILINE))
     return tuple(
-        EnvOption(name, _kind(hints[name]), parameter.default, helps.get(name, ""))
-        for name, parameter in _parameters(env_class).items()
+        EnvOption(name, _kind(hints[name]), parameter.default, " ".join(helps.get(name, "").split()))
+        for name, parameter in parameters.items()
         if name != _FOR_GYMNASIUM
     )
 
 
 def convert_options(where: str, env_class: type, options: Mapping[str, Any]) -> dict[str, Any]:
     """Options, also given as text, in the types of the constructor."""
-    hints, known = get_type_hints(env_class.__init__), _parameters(env_class)  # type: ignore[misc]
+    hints, known = _parameters(env_class)
     converted = {}
     for name, value in options.items():
         if name not in known:
             shown = [name for name in known if name != _FOR_GYMNASIUM]
-            has = f"It has {', '.join(shown)}." if shown else "It has none."
-            raise ConfigError(f"{where} has no option {name!r}. {did_you_mean(name, shown)}{has}")
+            raise ConfigError(
+                f"{where} has no option {name!r}. {did_you_mean(name, shown)}It has {', '.join(shown) or 'none'}."
+            )
         try:
             converted[name] = convert(value, hints[name], texts=True)
         except ValueError:
@@ -218,27 +223,14 @@ def convert_options(where: str, env_class: type, options: Mapping[str, Any]) -> 
     return converted
 
 
-def _parameters(env_class: type) -> dict[str, inspect.Parameter]:
+def _parameters(env_class: type) -> tuple[dict[str, Any], dict[str, inspect.Parameter]]:
+    """The types and the parameters of a constructor."""
+    hints = get_type_hints(env_class.__init__)  # type: ignore[misc]
     parameters = inspect.signature(env_class).parameters
-    return {name: parameter for name, parameter in parameters.items() if parameter.kind is not parameter.VAR_KEYWORD}
+    return hints, {name: each for name, each in parameters.items() if each.kind is not each.VAR_KEYWORD}
 
 
 def _kind(hint: Any) -> str:
     """What a type takes, in words, and how lists are typed."""
     lists = any(get_origin(choice) is tuple for choice in (hint, *get_args(hint)))
     return f"{format_type(hint)}{' with commas between' if lists else ''}"
-
-
-def _read_help(env_class: type) -> dict[str, str]:
-    """The lines `name: text` under `Options:` in a docstring; further lines of an entry are indented deeper."""
-    _, _, section = inspect.cleandoc(env_class.__doc__ or "").partition("\nOptions:\n")
-    helps: dict[str, str] = {}
-    for line in section.splitlines():
-        if entry := re.match(r" {4}(\w+): (.*)", line):
-            name = entry[1]
-            helps[name] = entry[2]
-        elif line.startswith(" " * 8) and helps:
-            helps[name] += f" {line.strip()}"
-        elif line.strip():
-            break  # the next section
-    return helps
