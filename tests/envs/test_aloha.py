@@ -140,7 +140,7 @@ def test_an_episode_says_what_to_do_and_ends_in_success(env, task, prompt):
 def test_what_it_cannot_use_is_refused_in_words(env):
     env.reset(seed=0, options={"task": "insertion"})
     for action in (np.zeros(7), np.full(14, np.nan)):
-        with pytest.raises(ObservationError, match="14 finite joint targets"):
+        with pytest.raises(ObservationError, match="14 finite numbers"):
             env.step(action)
     with pytest.raises(ConfigError, match="no task 'juggle'"):
         env.reset(options={"task": "juggle"})

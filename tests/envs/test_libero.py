@@ -131,7 +131,7 @@ def test_the_package_is_imported_without_a_question_and_without_traces(stand_in:
 
 def test_the_users_configuration_is_respected(stand_in: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LIBERO_CONFIG_PATH", str(tmp_path / "mine"))
-    with pytest.raises(ConfigError, match=r"mine has no config.yaml, and LIBERO would ask .* Unset"):
+    with pytest.raises(ConfigError, match=r"mine has no config.yaml. Unset"):
         LiberoPackage()
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "config.yaml").write_text('{"bddl_files": "/my/tasks"}')
@@ -257,8 +257,8 @@ def test_what_is_allowed_calls_nothing_else(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "value",
-    [STATES.astype(np.float32), STATES.astype(">f8"), STATES[0], STATES[None], np.arange(4).reshape(2, 2), [1.0], None],
-    ids=["float32", "big endian", "one dimension", "three dimensions", "integers", "list", "nothing"],
+    [STATES.astype(np.float32), STATES[0], STATES[None], np.arange(4).reshape(2, 2), [1.0], None],
+    ids=["float32", "one dimension", "three dimensions", "integers", "list", "nothing"],
 )
 def test_anything_but_a_table_of_numbers_is_refused(tmp_path: Path, value: Any) -> None:
     with pytest.raises(DataError, match="file.pruned_init is damaged, or not initial states"):

@@ -10,7 +10,7 @@ from jaxtyping import Float32
 
 from pirl.data.robots import Robot
 from pirl.envs.experts import ExpertConfig
-from pirl.errors import ConfigError
+from pirl.errors import ConfigError, ObservationError
 
 # An observation has the names of the robot's dataset: every camera (uint8, h × w × 3) and the state (float32).
 EnvObservation = dict[str, np.ndarray]
@@ -88,6 +88,13 @@ class RobotEnv(gymnasium.Env[EnvObservation, np.ndarray]):
             has_expert=type(self).make_expert is not RobotEnv.make_expert,
         )
 
+    def check_action(self, action: np.ndarray) -> np.ndarray:
+        """The action as an array, if it has the shape of the action space and is finite."""
+        action = np.asarray(action)
+        if action.shape != self.action_space.shape or not np.isfinite(action).all():
+            raise ObservationError(f"an action of {self.name} is {self.robot.action_dim} finite numbers, not {action}.")
+        return action
+
     def choose_task(self, options: Mapping[str, Any] | None) -> str:
         """The task in the options of a reset, else a random one."""
         task = (options or {}).get("task")
@@ -118,7 +125,7 @@ def robot_spaces(
 
 @runtime_checkable
 class Policy(Protocol):
-    """Infers chunks of actions. The chunk of an environment depends on its own row alone."""
+    """Infers chunks of actions. A row of the result depends on the same row of the arguments alone."""
 
     horizon: int
 

@@ -10,7 +10,7 @@ from pirl.data.robots import get_robot
 from pirl.envs.base import EnvObservation, Expert, RobotEnv, robot_spaces
 from pirl.envs.experts import ExpertConfig
 from pirl.envs.mujoco import CameraRenderer, Quality, import_simulator
-from pirl.errors import ConfigError, ObservationError
+from pirl.errors import ConfigError
 
 # The prompts. OpenPI trained `pi0_aloha_sim` with the first.
 PROMPTS = {"transfer_cube": "Transfer cube", "insertion": "Insert the peg into the socket"}
@@ -75,18 +75,13 @@ class AlohaEnv(RobotEnv):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[EnvObservation, dict[str, Any]]:
-        """Begin an episode, with objects where the seed says."""
         super().reset(seed=seed)
         self._task, self._steps = self.choose_task(options), 0
         self.simulation.reset(int(self.np_random.integers(2**32)) if seed is None else seed)
         return self._observe(), {"prompt": PROMPTS[self.task], "task": self.task, "success": False}
 
     def step(self, action: np.ndarray) -> tuple[EnvObservation, float, bool, bool, dict[str, Any]]:
-        """Pursue the joint targets for a fiftieth of a second."""
-        action = np.asarray(action, np.float64)
-        if action.shape != self.action_space.shape or not np.isfinite(action).all():
-            raise ObservationError(f"an action of ALOHA is {len(ARM_LOW) * 2} finite joint targets, not {action}.")
-        reward = self.simulation.step(action)
+        reward = self.simulation.step(self.check_action(action).astype(np.float64))
         self._steps += 1
         success = reward == SUCCESS_REWARD
         truncated = not success and self._steps >= self.max_steps
@@ -99,25 +94,21 @@ class AlohaEnv(RobotEnv):
         return make_expert(self.simulation, self.task, config, seed)
 
     def render(self) -> UInt8[np.ndarray, "480 640 3"]:
-        """The scene from the front."""
         return self._renderer(self.task, RENDER_SIZE).render(self.simulation.data, RENDER_CAMERA)
 
     def close(self) -> None:
-        """Free the cameras."""
         for renderer in self._renderers.values():
             renderer.close()
         self._renderers.clear()
 
     @property
     def task(self) -> str:
-        """The task of the episode."""
         if self._task is None:
             raise ConfigError(f"{self.name} has no episode yet: reset() comes first.")
         return self._task
 
     @property
     def simulation(self) -> "Simulation":
-        """The physics of the episode."""
         return self._simulation(self.task)
 
     def _simulation(self, task: str) -> "Simulation":
@@ -155,12 +146,10 @@ class Simulation:
 
     @property
     def model(self) -> Any:
-        """MuJoCo's MjModel."""
         return self._physics.model.ptr
 
     @property
     def data(self) -> Any:
-        """MuJoCo's MjData."""
         return self._physics.data.ptr
 
     def reset(self, seed: int) -> None:

@@ -20,7 +20,7 @@ from pirl.envs.libero.package import (
     task_prompt,
 )
 from pirl.envs.mujoco import MAX_SIZE, CameraRenderer, Quality, import_simulator
-from pirl.errors import ConfigError, ObservationError
+from pirl.errors import ConfigError
 
 T = TypeVar("T")
 ROBOT = get_robot("libero")
@@ -83,16 +83,16 @@ class LiberoEnv(RobotEnv):
         quality: Quality = "stock",
         render_mode: Literal["rgb_array"] = "rgb_array",
     ) -> None:
-        if suite not in get_args(Suite):
-            raise ConfigError(f"suite = {suite!r} is none of {', '.join(get_args(Suite))}.")
-        if quality not in get_args(Quality):
-            raise ConfigError(f"quality = {quality!r} is none of {', '.join(get_args(Quality))}.")
+        for name, text, known in (("suite", suite, get_args(Suite)), ("quality", quality, get_args(Quality))):
+            if text not in known:
+                raise ConfigError(f"{name} = {text!r} is none of {', '.join(known)}.")
         self.render_mode = render_mode
         self.max_steps = MAX_STEPS[suite] if max_steps is None else max_steps
-        limits = (("max_steps", self.max_steps, 1, 10**9), ("settle_steps", settle_steps, 0, 10**9))
-        for name, value, low, high in (*limits, ("resolution", resolution, 1, MAX_SIZE)):
-            if not low <= value <= high:
-                raise ConfigError(f"{name} = {value} should be between {low} and {high}.")
+        for name, value, low in (("max_steps", self.max_steps, 1), ("settle_steps", settle_steps, 0)):
+            if value < low:
+                raise ConfigError(f"{name} = {value} should be at least {low}.")
+        if not 1 <= resolution <= MAX_SIZE:
+            raise ConfigError(f"resolution = {resolution} should be between 1 and {MAX_SIZE}.")
         self._package = LiberoPackage()
         self._assets = find_assets(assets, self._package.root)
         self._suite, self._resolution, self._settle_steps, self._quality = suite, resolution, settle_steps, quality
@@ -109,40 +109,28 @@ class LiberoEnv(RobotEnv):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[EnvObservation, dict[str, Any]]:
-        """Begin an episode, in the initial state that the seed says."""
         super().reset(seed=seed)
         task = self.choose_task(options)
         number = int(self.np_random.integers(2**31)) if seed is None else seed
         init_states = read_init_states(self._package.init_states_file(self._suite, task))
         self._load(task).reset(number, init_states[number % len(init_states)], self._settle_steps)
         self._steps = 0
-        return self._observe(), {"prompt": task_prompt(self.task), "task": self.task, "success": False}
+        return self._observe(), {"prompt": task_prompt(task), "task": task, "success": False}
 
     def step(self, action: np.ndarray) -> tuple[EnvObservation, float, bool, bool, dict[str, Any]]:
-        """Move for a twentieth of a second."""
-        action = np.asarray(action, np.float64)
-        if action.shape != self.action_space.shape or not np.isfinite(action).all():
-            raise ObservationError(f"an action of LIBERO is 7 finite numbers, not {action}.")
-        success = self.simulation.step(action)
+        success = self.simulation.step(self.check_action(action).astype(np.float64))
         self._steps += 1
         truncated = not success and self._steps >= self.max_steps
-        return self._observe(), float(success), success, truncated, {"success": success, "task": self.task}
+        return self._observe(), float(success), success, truncated, {"success": success}
 
     def render(self) -> np.ndarray:
         """The table as the main camera sees it, left and right as they are."""
         return self.simulation.render(CAMERAS["image"])
 
     def close(self) -> None:
-        """Free the simulator and its cameras."""
         if self._simulation is not None:
             self._simulation.close()
         self._simulation = self._task = None
-
-    @property
-    def task(self) -> str:
-        """The current task."""
-        assert self._task is not None, "reset() comes first"
-        return self._task
 
     @property
     def simulation(self) -> "Simulation":
@@ -205,31 +193,26 @@ class Simulation:
             self.step(REST)
 
     def step(self, action: Float64[np.ndarray, " 7"]) -> bool:
-        """Act for a twentieth of a second; is the task done?"""
+        """Act; is the task done?"""
         _, _, success, _ = self._env.step(action)
         return bool(success)
 
     def observe(self, *, cameras_on: bool = True) -> dict[str, np.ndarray]:
         """What robosuite would observe, with images or without: see `robot_observation`."""
-        self._locate()
+        # After a step MuJoCo has where bodies were before it. A full forward pass would disturb the solver's warm start.
+        for refresh in (self._mujoco.mj_kinematics, self._mujoco.mj_comPos, self._mujoco.mj_camlight):
+            refresh(self.model, self.data)
         raw: Mapping[str, Any] = self._env._get_observations(force_update=True)
         cameras = CAMERAS.values() if cameras_on else ()
         images = {f"{camera}_image": self.render(camera)[::-1] for camera in cameras}
         return {**raw, **images}
 
     def render(self, camera: str) -> UInt8[np.ndarray, "height width 3"]:
-        """The image of a camera."""
         return self._renderer.render(self.data, camera)
 
     def close(self) -> None:
-        """Free the cameras and the scene."""
         self._renderer.close()
         self._env.close()
-
-    def _locate(self) -> None:
-        # After a step MuJoCo has where bodies were before it. A full forward pass would disturb the solver's warm start.
-        for refresh in (self._mujoco.mj_kinematics, self._mujoco.mj_comPos, self._mujoco.mj_camlight):
-            refresh(self.model, self.data)
 
 
 def _placed(act: Callable[[], T]) -> T:

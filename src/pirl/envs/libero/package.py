@@ -8,9 +8,10 @@ import logging
 import os
 import pickle
 import re
+import runpy
 import sys
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
@@ -47,21 +48,14 @@ class LiberoPackage:
     def tasks(self, suite: Suite) -> tuple[str, ...]:
         """The names of a suite's tasks, in the package's order."""
         # The file by itself: the package around it imports torch, which nothing here needs.
-        spec = importlib.util.spec_from_file_location(
-            "libero_suite_task_map", self.root / "benchmark" / "libero_suite_task_map.py"
+        return tuple(
+            runpy.run_path(str(self.root / "benchmark" / "libero_suite_task_map.py"))["libero_task_map"][suite]
         )
-        assert spec is not None
-        assert spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-        return tuple(module.libero_task_map[suite])
 
     def description_file(self, suite: Suite, task: str) -> Path:
-        """The file that describes a task's scene and goal."""
         return Path(self.module.get_libero_path("bddl_files")) / suite / f"{task}.bddl"
 
     def init_states_file(self, suite: Suite, task: str) -> Path:
-        """The file with a task's initial states."""
         return Path(self.module.get_libero_path("init_states")) / suite / f"{task}.pruned_init"
 
     def use_assets(self, folder: Path) -> None:
@@ -80,29 +74,24 @@ def find_assets(chosen: str | None, package_root: Path) -> Path:
     for source, named in (("assets", chosen), (ASSETS_VARIABLE, os.environ.get(ASSETS_VARIABLE))):
         if named:
             folder = expand_home(named).resolve()
-            if not _holds_assets(folder):
+            if not (folder / "scenes").is_dir():
                 problem = f"{source} = {named} does not hold LIBERO's assets: there is no folder `scenes`."
                 raise ConfigError(f"{problem} {how_to_get_assets()}")
             return folder
-    places = [package_root / "assets", Path.home() / ".cache" / "libero" / "assets"]
-    for folder in places:
-        if _holds_assets(folder):
+    folders = [package_root / "assets", Path.home() / ".cache" / "libero" / "assets"]
+    for folder in folders:
+        if (folder / "scenes").is_dir():
             return folder
     raise ConfigError(
-        f"LIBERO's assets (meshes and textures) are neither in {places[0]} nor in {places[1]}. {how_to_get_assets()}"
+        f"LIBERO's assets (meshes and textures) are neither in {folders[0]} nor in {folders[1]}. {how_to_get_assets()}"
     )
 
 
 def how_to_get_assets() -> str:
-    """What to do about missing assets."""
     return (
         f"To get them: `hf download {ASSETS_REPOSITORY} --repo-type dataset --local-dir ~/.cache/libero/assets`; if you "
         f"have them elsewhere, name the folder with --env.assets or {ASSETS_VARIABLE}."
     )
-
-
-def _holds_assets(folder: Path) -> bool:
-    return (folder / "scenes").is_dir()
 
 
 @contextmanager
@@ -111,10 +100,7 @@ def _configured(root: Path) -> Iterator[None]:
     chosen = os.environ.get(_CONFIG_VARIABLE)
     if chosen:
         if not (Path(chosen) / "config.yaml").is_file():
-            raise ConfigError(
-                f"{_CONFIG_VARIABLE} = {chosen} has no config.yaml, and LIBERO would ask for one. Unset the variable "
-                "(pirl then makes its own), or write the file."
-            )
+            raise ConfigError(f"{_CONFIG_VARIABLE} = {chosen} has no config.yaml. Unset it: pirl then makes its own.")
         yield
         return
     folders = {"benchmark_root": ".", "bddl_files": "bddl_files", "init_states": "init_files", "assets": "assets"}
@@ -147,8 +133,10 @@ def read_init_states(path: Path) -> Float64[np.ndarray, "states values"]:
     try:
         with zipfile.ZipFile(path) as archive:
             (name,) = (name for name in archive.namelist() if name.rpartition("/")[2] == "data.pkl")
-            described = _ArrayUnpickler(archive.read(name), path).load()
-        return _as_array(described)
+            states = _ArrayUnpickler(archive.read(name), path).load()
+        if not isinstance(states, np.ndarray) or states.dtype != "<f8" or states.ndim != 2:
+            raise TypeError(f"it holds {type(states).__name__}, not a table of float64 numbers")
+        return states.copy(order="K")
     except DataError:
         raise
     except Exception as error:  # damaged archives and pickles fail in every way there is
@@ -158,37 +146,13 @@ def read_init_states(path: Path) -> Float64[np.ndarray, "states values"]:
         ) from error
 
 
-class _Array:
-    """What a pickle says of an array: shape, type, whether columns come first, and bytes."""
-
-    def __setstate__(self, state: tuple[Any, ...]) -> None:
-        _, self.shape, self.dtype, self.fortran_order, self.data = state
-
-
-class _DataType:
-    """What a pickle says of the type of an array's elements: such as f8, and the order of its bytes."""
-
-    def __init__(self, kind: str, *_: Any) -> None:
-        self.kind = kind
-
-    def __setstate__(self, state: tuple[Any, ...]) -> None:
-        self.byte_order = state[1]
-
-
-def _encode(text: str, encoding: str) -> bytes:
-    # Protocol 2 has no bytes: they are text, one letter each.
-    if encoding != "latin1":
-        raise ValueError(f"bytes as {encoding!r} text")
-    return text.encode("latin1")
-
-
-# What an array's pickle calls, and what is called instead: descriptions, so that not even numpy sees its content.
-_STAND_INS: dict[tuple[str, str], Callable[..., Any]] = {
-    ("numpy.core.multiarray", "_reconstruct"): lambda *_: _Array(),
-    ("numpy._core.multiarray", "_reconstruct"): lambda *_: _Array(),
-    ("numpy", "ndarray"): _Array,
-    ("numpy", "dtype"): _DataType,
-    ("_codecs", "encode"): _encode,
+# What the pickle of an array calls; numpy 1 and 2 call the same function by different names.
+_ALLOWED: dict[tuple[str, str], Any] = {
+    ("numpy.core.multiarray", "_reconstruct"): np._core.multiarray._reconstruct,  # type: ignore[attr-defined]
+    ("numpy._core.multiarray", "_reconstruct"): np._core.multiarray._reconstruct,  # type: ignore[attr-defined]
+    ("numpy", "ndarray"): np.ndarray,
+    ("numpy", "dtype"): np.dtype,
+    ("_codecs", "encode"): lambda text, encoding: text.encode("latin1"),  # protocol 2 has no bytes: they are text
 }
 
 
@@ -198,19 +162,9 @@ class _ArrayUnpickler(pickle.Unpickler):
         self._path = path
 
     def find_class(self, module: str, name: str) -> Any:
-        if (module, name) not in _STAND_INS:
+        if (module, name) not in _ALLOWED:
             raise DataError(
                 f"{self._path} wants to call {module}.{name}, which an array does not need. Nothing was run, but do not "
                 "open this file with other programs: install hf-libero again, from a source you trust."
             )
-        return _STAND_INS[module, name]
-
-
-def _as_array(described: Any) -> Float64[np.ndarray, "states values"]:
-    if not isinstance(described, _Array):
-        raise TypeError(f"it holds {type(described).__name__}, not an array")
-    dtype, shape = described.dtype, described.shape
-    if not isinstance(dtype, _DataType) or (dtype.kind, dtype.byte_order) != ("f8", "<") or len(shape) != 2:
-        raise TypeError(f"it holds an array of shape {shape} that is not a table of float64 numbers")
-    # Copied, because an array on bytes cannot be written to.
-    return np.frombuffer(described.data, "<f8").reshape(shape, order="F" if described.fortran_order else "C").copy()
+        return _ALLOWED[module, name]

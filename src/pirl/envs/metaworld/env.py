@@ -13,7 +13,7 @@ from pirl.envs.base import EnvObservation, Expert, RobotEnv, robot_spaces
 from pirl.envs.experts import ExpertConfig, Flaws, with_flaws
 from pirl.envs.metaworld.tasks import PROMPTS, choose_tasks
 from pirl.envs.mujoco import CameraRenderer, Quality, import_simulator
-from pirl.errors import ConfigError, ObservationError
+from pirl.errors import ConfigError
 
 ROBOT = get_robot("metaworld")
 WRIST_CAMERA = "gripperPOV"
@@ -92,7 +92,6 @@ class MetaWorldEnv(RobotEnv):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[EnvObservation, dict[str, Any]]:
-        """Begin an episode. Nothing is random after the start."""
         super().reset(seed=seed)
         task = self.choose_task(options)
         self._simulator, self._renderer = self._open(task)
@@ -100,24 +99,19 @@ class MetaWorldEnv(RobotEnv):
         return self._observe(), {"prompt": PROMPTS[task], "task": task, "success": False}
 
     def step(self, action: np.ndarray) -> tuple[EnvObservation, float, bool, bool, dict[str, Any]]:
-        action = np.asarray(action, np.float32)
-        if action.shape != self.action_space.shape or not np.isfinite(action).all():
-            raise ObservationError(f"an action of Meta-World is 4 finite numbers (x, y, z, gripper), not {action}.")
-        reward, success = self._simulator.step(np.clip(action, -1.0, 1.0))
+        action = np.clip(self.check_action(action).astype(np.float32), -1.0, 1.0)
+        reward, success = self._simulator.step(action)
         terminated = success and self.terminate_on_success
         truncated = not terminated and self._simulator.steps >= self.max_steps
         return self._observe(), reward, terminated, truncated, {"success": success}
 
     def render(self) -> UInt8[np.ndarray, "height width 3"]:
-        """The image of the scene."""
         return self._image(next(iter(self._views.values())))
 
     def make_expert(self, config: ExpertConfig, seed: int) -> Expert:
-        """The package's policy for the task, with flaws."""
         return make_expert(self._simulator, config, seed)
 
     def close(self) -> None:
-        """Free the GL contexts."""
         for _, renderer in self._simulators.values():
             renderer.close()
         self._simulators.clear()
@@ -164,7 +158,6 @@ class Simulator:
 
     @property
     def steps(self) -> int:
-        """Steps taken in this episode."""
         return int(self._env.curr_path_length)
 
     def reset(self, seed: int) -> None:

@@ -8,7 +8,7 @@ from gymnasium.utils.seeding import np_random
 from jaxtyping import Float, Float32, Int64, UInt8
 
 from pirl.data.robots import get_robot
-from pirl.envs.base import EnvDescription, EnvObservation, Expert, RobotEnv, Start, robot_spaces
+from pirl.envs.base import EnvObservation, Expert, RobotEnv, Start, robot_spaces
 from pirl.envs.experts import ExpertConfig
 from pirl.envs.pool import Chunk, ChunkResult, EnvPool, Images, ResetResult, Result, stack_observations
 from pirl.envs.tabletop.drawing import OVERHEAD, WRIST, View, draw
@@ -63,7 +63,8 @@ class TabletopEnv(RobotEnv):
         if render_size < 16:
             raise ConfigError(f"render_size = {render_size} should be at least 16 pixels.")
         config = TableConfig(objects, zones, distractors, precision, action_noise, max_steps, layout)
-        self._scene = Scene(1, config, image_size, observation)
+        self.scene_settings = config, image_size, observation
+        self._scene = Scene(1, *self.scene_settings)
         self._experts = TableExperts(1)
         self._render_size = render_size
         self.render_mode = render_mode
@@ -75,8 +76,7 @@ class TabletopEnv(RobotEnv):
     @classmethod
     def make_pool(cls, size: int, **options: Any) -> "TabletopPool":
         """Many tables in one process."""
-        env = cls(**options)
-        return TabletopPool(env.describe(), env._scene.resized(size))
+        return TabletopPool(cls(**options), size)
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
@@ -87,7 +87,7 @@ class TabletopEnv(RobotEnv):
         return self._observe(), {"prompt": prompt, "task": prompt, "success": False}
 
     def step(self, action: np.ndarray) -> tuple[EnvObservation, float, bool, bool, dict[str, Any]]:
-        outcome = self._scene.step(_ONLY, np.asarray(action, np.float32)[None])
+        outcome = self._scene.step(_ONLY, self.check_action(action)[None])
         success = bool(outcome.success[0])
         ended = success or bool(outcome.failed[0])
         return self._observe(), float(success), ended, bool(outcome.truncated[0]), {"success": success}
@@ -97,8 +97,8 @@ class TabletopEnv(RobotEnv):
         return lambda: self._experts.act(self._scene.tables, _ONLY)[0]
 
     def render(self) -> UInt8[np.ndarray, "size size 3"]:
-        """The table from above."""
-        return self._scene.render(self._render_size)
+        view, centers = View(OVERHEAD, self._render_size), np.zeros((1, 2))
+        return draw(self._scene.tables, self._scene.config.objects, view, centers)[0]
 
     def _observe(self) -> EnvObservation:
         images = self._scene.images(_ONLY) if self.cameras_on else {}
@@ -113,33 +113,22 @@ class Scene:
             raise ConfigError(f"image_size = {image_size} should be at least 16 pixels.")
         if observed not in ("pixels", "state"):
             raise ConfigError(f"observation = {observed!r} is neither 'pixels' nor 'state'.")
-        self.config, self._image_size, self._observed = config, image_size, observed
+        self.config = config
         self.robot = get_robot("tabletop" if observed == "pixels" else "tabletop_state")
         self._views = (View(OVERHEAD, image_size), View(WRIST, image_size))
         empty = lay_table(config, 0, 0)
         self.tables = Tables(**{name: np.repeat(value, tables, axis=0) for name, value in empty.arrays().items()})
 
-    def resized(self, tables: int) -> "Scene":
-        """A scene of the same kind with so many tables."""
-        return Scene(tables, self.config, self._image_size, self._observed)
-
     def reset(self, row: int, rng: np.random.Generator, task: str | None) -> None:
-        """Begin an episode on one table."""
         seed, chosen = int(rng.integers(2**63)), int(rng.integers(len(self.config.tasks)))
         if task is not None:
             if task not in self.config.tasks:
-                raise ConfigError(
-                    f"the tabletop has no task {task!r}; it has {', '.join(map(repr, self.config.tasks))}."
-                )
+                known = ", ".join(map(repr, self.config.tasks))
+                raise ConfigError(f"the tabletop has no task {task!r}; it has {known}.")
             chosen = self.config.tasks.index(task)
         self.tables.replace(row, lay_table(self.config, seed, chosen))
 
     def step(self, rows: Int64[np.ndarray, " rows"], actions: Float[np.ndarray, "rows 3"]) -> Outcome:
-        """Take a step on some of the tables."""
-        if not np.isfinite(actions).all():
-            raise ConfigError(
-                f"an action of the tabletop is not finite: {actions[~np.isfinite(actions).all(axis=1)][0]}"
-            )
         tables = self.tables.rows(rows)
         outcome = step(tables, self.config, actions.astype(np.float32))
         for name, value in self.tables.arrays().items():
@@ -147,12 +136,10 @@ class Scene:
         return outcome
 
     def prompt(self, row: int) -> str:
-        """The task of one table."""
         block, zone = self.tables.goal[row]
         return self.config.tasks[block * self.config.zones + zone]
 
     def images(self, rows: Int64[np.ndarray, " rows"]) -> EnvObservation:
-        """The cameras' images of some of the tables."""
         if not self.robot.cameras or not len(rows):
             return {}
         tables = self.tables.rows(rows)
@@ -163,14 +150,9 @@ class Scene:
         }
 
     def state(self, rows: Int64[np.ndarray, " rows"]) -> EnvObservation:
-        """The observed states of some of the tables."""
         tables = self.tables.rows(rows)
         proprioception = np.concatenate([tables.gripper, tables.opening[:, None]], axis=1).astype(np.float32)
         return {self.robot.state[0]: proprioception if self.robot.cameras else _true_state(tables)}
-
-    def render(self, size: int) -> UInt8[np.ndarray, "size size 3"]:
-        """An image of the first table for people."""
-        return draw(self.tables.rows(_ONLY), self.config.objects, View(OVERHEAD, size), np.zeros((1, 2)))[0]
 
 
 def _true_state(tables: Tables) -> Float32[np.ndarray, "n 8"]:
@@ -192,38 +174,30 @@ def _true_state(tables: Tables) -> Float32[np.ndarray, "n 8"]:
 class TabletopPool(EnvPool):
     """Tables in this process; what is queued for several of them is done for all at once."""
 
-    def __init__(self, description: EnvDescription, scene: Scene) -> None:
-        self.description, self._scene = description, scene
-        self.size = len(scene.tables)
+    def __init__(self, env: TabletopEnv, size: int) -> None:
+        self.size, self.description = size, env.describe()
+        self._scene = Scene(size, *env.scene_settings)
         self._experts = TableExperts(self.size)
         self._begun: dict[int, ResetResult] = {}
         self._queued: dict[int, tuple[Chunk, Images]] = {}
-        # Slots with an episode under way, and whether it has an expert.
-        self._running: dict[int, bool] = {}
+        # Slots with an episode under way.
+        self._running: set[int] = set()
 
     def start(self, slot: int, start: Start, expert: ExpertConfig | None = None) -> None:
-        """Begin an episode, with an expert if it is to act."""
         self._queued.pop(slot, None)  # of an episode that was abandoned
         self._scene.reset(slot, np_random(start.seed)[0], start.task)
         if expert is not None:
             self._experts.begin(slot, expert, start.seed)
-        self._running[slot] = expert is not None
+        self._running.add(slot)
         prompt, rows = self._scene.prompt(slot), np.array([slot])
         observation = self._scene.images(rows) | self._scene.state(rows)
         self._begun[slot] = ResetResult({name: value[0] for name, value in observation.items()}, prompt, prompt)
 
     def execute(self, slot: int, actions: Chunk, *, images: Images = "all") -> None:
-        """Take these actions, or so many steps of the expert."""
-        if slot not in self._running:
-            raise ValueError(f"no episode is under way in slot {slot}: start one first.")
-        if isinstance(actions, int) and not self._running[slot]:
-            raise ValueError(f"the episode in slot {slot} was started without an expert.")
+        assert slot in self._running, f"slot {slot} has no episode"
         self._queued[slot] = actions, images
 
     def wait(self, slots: Sequence[int]) -> dict[int, Result]:
-        """The results of what was queued for these slots."""
-        if idle := [slot for slot in slots if slot not in self._begun and slot not in self._queued]:
-            raise ValueError(f"nothing was queued for the slots {idle}.")
         results: dict[int, Result] = {slot: self._begun.pop(slot) for slot in slots if slot in self._begun}
         return results | self._execute({slot: self._queued.pop(slot) for slot in slots if slot in self._queued})
 
@@ -255,7 +229,7 @@ class TabletopPool(EnvPool):
             stacked = stack_observations(observations[slot])
             results[slot] = ChunkResult(stacked, np.stack(actions[slot]), rewards, terminated, truncated, success)
             if terminated or truncated:
-                del self._running[slot]
+                self._running.remove(slot)
         return results
 
     def _actions(
