@@ -113,10 +113,10 @@ MUTANTS = (
         "agents/test_acrlpd_updates.py::test_a_batch_in_four_parts_gives_the_same_update",
     ),
     Mutant(
-        "envs/intervals.py",
-        "centre = rate + z**2 / (2 * n)",
-        "centre = rate",
-        "envs/test_intervals.py",
+        "envs/evaluation.py",
+        "center = rate + z**2 / (2 * n)",
+        "center = rate",
+        "envs/test_evaluation.py::test_wilson_gives_the_published_intervals",
     ),
     Mutant(
         "data/chunks.py",
@@ -131,10 +131,10 @@ MUTANTS = (
         "data/test_outcomes.py::test_a_failure_ends_or_runs_out_of_time_as_the_data_says",
     ),
     Mutant(
-        "envs/rollouts.py",
-        "terminal=self.terminated,\n            success",
-        "terminal=self.terminated or self.truncated,\n            success",
-        "envs/test_rollouts.py::test_running_out_of_time_is_no_end_of_the_task_for_the_replay_buffer",
+        "envs/rollout.py",
+        "terminal=self.terminated,\n",
+        "terminal=self.terminated or self.truncated,\n",
+        "envs/test_rollout.py::test_a_rollout_becomes_an_episode_for_the_replay_buffer",
     ),
     Mutant(
         "data/replay.py",
@@ -173,7 +173,7 @@ MUTANTS = (
         "agents/test_bc.py::test_an_update_moves_parameters_and_average_and_leaves_the_frozen",
     ),
     Mutant(
-        "training/updates.py",
+        "training/setup.py",
         "key = jax.random.fold_in(key, rollbacks)",
         "pass",
         "training/test_updates.py::test_every_update_of_every_run_and_after_every_roll_back_has_a_key_of_its_own",

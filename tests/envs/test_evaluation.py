@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fakes import CAMERA, MAX_STEPS, CorridorEnv, CorridorPool, Walker
+from pirl.envs.base import Start
 from pirl.envs.evaluation import Evaluation, Pairs, compare, evaluate, mcnemar, paired_difference, play, wilson
 from pirl.envs.experts import ExpertConfig
 from pirl.envs.rollout import make_starts
@@ -129,6 +130,11 @@ def test_a_clear_difference_is_called_by_its_name():
     assert compare(bad, good).format("A", "B").startswith("B is better than A: +100.0 points [")
     assert compare(good, bad).format("A", "B").startswith("B is worse than A: -100.0 points [")
     assert "on 12 paired episodes, p = 0.0005" in compare(good, bad).format("A", "B")
+
+
+def test_the_same_seed_of_another_task_is_another_start():
+    measured = run(Walker(), starts=[Start(task, 5) for task in DESCRIPTION.tasks])
+    assert compare(measured, measured).pairs.both == len(DESCRIPTION.tasks) == 2
 
 
 def test_the_same_start_twice_cannot_be_paired():

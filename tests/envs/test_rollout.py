@@ -211,6 +211,8 @@ def test_a_rollout_becomes_an_episode_for_the_replay_buffer() -> None:
     episode = rollout.episode(ROBOT)
     assert isinstance(rollout, Rollout)
     assert episode.terminal
+    # Running out of time is no end of the task.
+    assert not dataclasses.replace(rollout, terminated=False, truncated=True).episode(ROBOT).terminal
     assert episode.success
     np.testing.assert_array_equal(episode.images["base_0_rgb"], rollout.observations["image"])
     np.testing.assert_array_equal(episode.states, rollout.observations["state"])
