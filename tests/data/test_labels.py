@@ -62,13 +62,6 @@ def test_labelling_touches_nothing_but_the_sidecar(tmp_path):
     assert open_dataset(built.root).problems == []
 
 
-def test_a_sidecar_edited_by_hand_is_read(tmp_path):
-    (tmp_path / "meta").mkdir()
-    (tmp_path / SIDECAR).write_bytes(b'\r\n{"success": true,  "episode": 4}\r\n\r\n{"episode": 0, "reward": 1}')
-    assert read_labels(tmp_path) == {4: Label(4, success=True), 0: Label(0, reward=1.0)}
-    assert type(read_labels(tmp_path)[0].reward) is float
-
-
 BROKEN_LINES = [
     ('{"episode": 1, "success": true', "line 3"),
     ("[1, true]", "object"),
@@ -110,29 +103,6 @@ def test_labels_never_leave_the_dataset(tmp_path):
     with pytest.raises(DataError, match="leaves the dataset"):
         write_labels(tmp_path / "dataset", {1: Label(1, success=False)})
     assert precious.read_text() == '{"episode": 0, "success": true}\n'
-
-
-json_values = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["episode", *FIELDS, "x"]), inner),
-    max_leaves=5,
-)
-
-
-@reusing_tmp_path
-@given(entry=st.dictionaries(st.sampled_from(["episode", "length", *FIELDS]), json_values) | json_values)
-def test_any_line_is_a_label_or_named(tmp_path, entry):
-    (tmp_path / "meta").mkdir(exist_ok=True)
-    (tmp_path / SIDECAR).write_text(json.dumps(entry))
-    try:
-        labels = read_labels(tmp_path)
-    except DataError as error:
-        assert "line 1" in str(error)
-        return
-    said = {key: float(value) if key == "reward" and value is not None else value for key, value in entry.items()}
-    assert labels == {entry["episode"]: Label(**said)}
-    write_labels(tmp_path, labels)
-    assert read_labels(tmp_path) == labels
 
 
 # --- tables ---------------------------------------------------------------------------------------------------------
@@ -177,7 +147,7 @@ BROKEN_TABLES = [
     ("episode\n0\n", ["any of success, reward, truncated"]),
     ("episode;success\n0;1\n", ["episode;success"]),
     ("episode,outcome\n0,1\n", ["outcome"]),
-    ("episode,episode_index,success\n0,1,0\n", ["episode", "twice"]),
+    ("episode,episode_index,success\n0,1,0\n", ["episode", "each once"]),
     ("episode,success\n\n\n0,1\n\n2,maybe\n", ["line 6", "success", "maybe"]),
     ('episode,"success"\n0,"\n1"\n2,maybe\n', ["line 4", "maybe"]),
     ("episode,success\n0,1\n0,0\n", ["line 3", "episode 0", "twice"]),
@@ -202,28 +172,6 @@ def test_what_is_wrong_in_a_table_is_named_by_line(tmp_path):
         read_csv(tmp_path / "absent.csv")
 
 
-@reusing_tmp_path
-@given(content=st.binary(max_size=40) | st.text(max_size=40).map(lambda text: b"episode,success\n" + text.encode()))
-def test_any_bytes_are_a_table_or_refused_in_words(tmp_path, content):
-    try:
-        labels = read_csv(csv(tmp_path, content))
-    except DataError as error:
-        assert "labels.csv" in str(error)
-    else:
-        assert all(label.success is not None for label in labels.values())
-
-
-@reusing_tmp_path
-@given(labels=label_tables)
-def test_a_table_says_the_same_as_the_sidecar(tmp_path, labels):
-    def cell(value):
-        return "" if value is None else repr(value)
-
-    rows = [",".join(map(cell, (e, label.success, label.reward, label.truncated))) for e, label in labels.items()]
-    read = read_csv(csv(tmp_path, "\n".join(["episode,success,reward,truncated", *rows])))
-    assert read == {e: dataclasses.replace(label, length=None) for e, label in labels.items()}
-
-
 # --- lists of episodes ----------------------------------------------------------------------------------------------
 
 
@@ -236,12 +184,11 @@ def test_lists_and_ranges_of_episodes():
         ("", []),
     ):
         assert parse_episodes(text, largest=12) == episodes
-    for text in ("a", "-3", "3-", "7-5", "1-2-3", "1.5", "0x1", "²", "9" * 5000):
-        with pytest.raises(DataError, match=text[:5]):
+    for text in ("a", "-3", "3-", "7-5", "1-2-3", "1.5", "0x1", "²", "9" * 5000, "0-99999999999999"):
+        with pytest.raises(DataError, match="is not a list of episode numbers and ranges"):
             parse_episodes(f"1,{text},2", largest=12)
-    for text, missing in (("0-99999999999999", "99999999999999"), ("3,0-13", "13")):
-        with pytest.raises(DataError, match=rf"no episode {missing} \(in .*\); the last one is 12"):
-            parse_episodes(text, largest=12)
+    with pytest.raises(DataError, match="there is no episode 13; the last one is 12"):
+        parse_episodes("3,0-13", largest=12)
 
 
 # --- merging --------------------------------------------------------------------------------------------------------

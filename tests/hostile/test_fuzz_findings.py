@@ -35,7 +35,7 @@ FINDINGS = [
     ("a deviation below zero", "read_norm_stats", MEAN.replace("1.0", "-1.0") % "[0]", "zero or more"),
     ("a robot that is nested without end", "load_robot", NEST, "cannot be read"),
     ("as many dimensions as memory cells", "load_robot", ROBOT % 10**10, "dimensions"),
-    ("more dimensions than can be counted", "load_robot", ROBOT % 10**30, "dimensions"),
+    ("more dimensions than can be counted", "load_robot", ROBOT % 10**30, "whole numbers"),
     ("an integer that cannot be printed", "load_config", f"steps: 0x{'f' * 5000}", "whole number"),
     ("an integer in base 60 that cannot be printed", "load_config", f"steps: 1{':59' * 3000}", "whole number"),
     ("an integer that no counter holds", "load_config", f"steps: {2**63}", "too large"),

@@ -2,24 +2,29 @@
 
 import csv
 import json
-import re
-import sys
-from collections.abc import Callable, Collection, Iterable, Mapping
+import math
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 from pirl.data.lerobot.format import resolve_inside
 from pirl.data.problems import format_episodes
 from pirl.errors import DataError
 from pirl.files import write_file
+from pirl.text import convert
 
 LABEL_FILE = "meta/pirl_labels.jsonl"
 DROPPED_FILE = "meta/pirl_dropped.txt"
 _YES = {"1", "1.0", "true", "yes", "y", "success", "successful", "succeeded"}
 _NO = {"0", "0.0", "false", "no", "n", "failure", "fail", "failed"}
-_MAX_EPISODES = 10_000_000
-_EPISODES = re.compile(r"([0-9]{1,18})(?:-([0-9]{1,18}))?")
+_WANTED = {
+    "episode": "an episode number",
+    "success": "true or false",
+    "reward": "a finite number",
+    "truncated": "true or false",
+    "length": "a number of frames",
+}
 
 
 @dataclass(frozen=True)
@@ -105,13 +110,12 @@ def read_csv(file: Path) -> dict[int, Label]:
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise DataError(f"{file} cannot be read as CSV: {error}.") from error
     names = ["episode" if name.lower() == "episode_index" else name.lower() for name in header]
-    if "episode" not in names or set(names) - {"episode", "success", "reward", "truncated"} or len(names) < 2:
+    unknown = set(names) - {"episode", "success", "reward", "truncated"}
+    if "episode" not in names or unknown or not 2 <= len(names) == len(set(names)):
         raise DataError(
-            f"{file}: the columns should be episode and any of success, reward, truncated; they are "
+            f"{file}: the columns should be episode and any of success, reward, truncated, each once; they are "
             f"{', '.join(header) or 'none'}."
         )
-    if len(set(names)) < len(names):
-        raise DataError(f"{file}: a column is there twice: {', '.join(header)}.")
     labels: dict[int, Label] = {}
     for number, row in rows:
         if not any(row):
@@ -119,7 +123,7 @@ def read_csv(file: Path) -> dict[int, Label]:
         try:
             if len(row) > len(names):
                 raise ValueError(f"there are more cells than columns: {', '.join(row)}")
-            label = _parse({name: _from_text(name, text) for name, text in zip(names, row, strict=False) if text})
+            label = _parse({name: text for name, text in zip(names, row, strict=False) if text}, texts=True)
             if label.episode in labels:
                 raise ValueError(f"episode {label.episode} is there twice")
         except ValueError as error:
@@ -130,17 +134,14 @@ def read_csv(file: Path) -> dict[int, Label]:
 
 def parse_episodes(text: str, largest: int | None = None) -> list[int]:
     """Episode numbers, none above `largest`, from a list of numbers and ranges such as `0,3,7-12`."""
-    episodes: list[int] = []
-    for part in filter(None, re.split(r"[\s,]+", re.sub(r"\s*-\s*", "-", text))):
-        found = _EPISODES.fullmatch(part)
-        first, last = (int(found[1]), int(found[2] or found[1])) if found else (0, -1)
-        if last < first:
-            raise DataError(f"{part!r} is neither an episode number nor a range such as 7-12.")
-        if largest is not None and last > largest:
-            raise DataError(f"there is no episode {last} (in {part!r}); the last one is {largest}.")
-        if last - first >= _MAX_EPISODES:
-            raise DataError(f"{part!r} names more than {_MAX_EPISODES:,} episodes: give a shorter range.")
-        episodes += range(first, last + 1)
+    try:
+        episodes: list[int] = list(convert(text, tuple[int, ...], texts=True))
+    except ValueError:
+        episodes = [-1]
+    if min(episodes, default=0) < 0:
+        raise DataError(f"{text!r:.80} is not a list of episode numbers and ranges, such as 0,3,7-12.")
+    if largest is not None and (last := max(episodes, default=0)) > largest:
+        raise DataError(f"there is no episode {last}; the last one is {largest}.")
     return episodes
 
 
@@ -161,43 +162,27 @@ def yes_or_no(text: str) -> bool | None:
     return word in _YES if word in _YES | _NO else None
 
 
-def _from_text(name: str, text: str) -> Any:
-    """A cell of a table; one that is no number is left for `_parse` to refuse."""
-    if name in ("success", "truncated"):
-        if (answer := yes_or_no(text)) is None:
-            raise ValueError(f"{name} should be yes or no (1 or 0, true or false); it is {text!r}")
-        return answer
-    try:
-        return float(text) if name == "reward" else int(text) if re.fullmatch("[0-9]{1,18}", text) else text
-    except ValueError:
-        return text
-
-
-def _parse(entry: Any) -> Label:
+def _parse(entry: Any, *, texts: bool = False) -> Label:
+    """A label from an object, or from the `texts` of a table."""
     if not isinstance(entry, dict):
         raise ValueError("a label is an object")
-    if unknown := set(entry) - set(Label.__dataclass_fields__):
+    if unknown := set(entry) - set(_WANTED):
         raise ValueError(f"unknown keys {sorted(unknown)}")
-    fields = {key: value for key, value in entry.items() if value is not None}
-    for key, value in fields.items():
-        is_valid, wanted = _FIELDS[key]
-        if not is_valid(value):
-            raise ValueError(f"{key} should be {wanted}; it is {value!r:.60}")
+    hints = get_type_hints(Label)
+    fields: dict[str, Any] = {}
+    for key, value in entry.items():
+        try:
+            if texts and key in ("success", "truncated"):
+                fields[key] = convert(yes_or_no(value), bool, texts=False)
+            elif value is not None:
+                fields[key] = convert(value, hints[key], texts=texts)
+                least = {"episode": 0, "length": 1}.get(key, -math.inf)
+                if not (math.isfinite(fields[key]) and fields[key] >= least):
+                    raise ValueError
+        except ValueError:
+            raise ValueError(f"{key} should be {_WANTED[key]}; it is {value!r:.60}") from None
     if "episode" not in fields:
         raise ValueError("episode is missing")
     if not fields.keys() & {"success", "reward", "truncated"}:
         raise ValueError(f"the label of episode {fields['episode']} says nothing")
-    if "reward" in fields:
-        fields["reward"] = float(fields["reward"])
     return Label(**fields)
-
-
-# What a label may say in each field. By type, because True counts as an int; rewards are compared, because an integer
-# may be too large to be made a float.
-_FIELDS: dict[str, tuple[Callable[[Any], bool], str]] = {
-    "episode": (lambda value: type(value) is int and value >= 0, "an episode number"),
-    "success": (lambda value: isinstance(value, bool), "true or false"),
-    "reward": (lambda value: type(value) in (int, float) and abs(value) <= sys.float_info.max, "a finite number"),
-    "truncated": (lambda value: isinstance(value, bool), "true or false"),
-    "length": (lambda value: type(value) is int and value > 0, "a number of frames"),
-}

@@ -18,7 +18,7 @@ from pirl.data.labels import LABEL_FILE, Label, read_labels, yes_or_no
 from pirl.data.lerobot.reader import Dataset, is_beside
 from pirl.data.lerobot.rows import by_episode
 from pirl.data.problems import BrokenDatasetError, Problem
-from pirl.errors import ConfigError
+from pirl.errors import check_fields
 
 REWARD_COLUMN = "next.reward"
 # LeRobot's own name first; then RLinf's, what many write by hand, that of DROID, and that of Evo-RL's recorder.
@@ -28,21 +28,6 @@ _SOUNDS_LIKE_OUTCOME = re.compile("success|succeed|solved|fail|outcome|reward", 
 
 _LABEL = "label them (pirl data label)"
 _LABEL_ALL = "; or label all episodes (pirl data label), which is believed before columns"
-_WITHOUT_REWARDS = f": {_LABEL} or, for plain demonstrations, set unlabeled to success"
-_WITH_ZEROS = (
-    f", and the rewards are 0 throughout, as if nobody had filled them in{_WITHOUT_REWARDS}; if all of them failed, set "
-    "success_threshold to 1"
-)
-_WITH_REWARDS = (
-    f", nor do the rewards, which go from {{low:g}} to {{high:g}}: {_LABEL}, set success_threshold to the reward from "
-    "which on it is a success (perhaps {high:g}), set success_column to the column that tells{perhaps}, or set reward to "
-    "raw, which takes the rewards as they are"
-)
-_WITH_COLUMNS = (
-    ", though {names} may tell: set success_column to the column that is 1 at success, or reward_column to that of the "
-    f"rewards (with success_threshold, if success is not a reward of 1), or {_LABEL}"
-)
-_WITH_FIELDS = f", and what {{names}} in their metadata means is not known: {_LABEL}"
 
 
 @dataclass(frozen=True)
@@ -68,13 +53,7 @@ class OutcomeConfig:
     success_threshold: float | None = None
 
     def __post_init__(self) -> None:
-        for name, value, known in (
-            ("reward", self.reward, ("sparse", "step_penalty", "raw")),
-            ("failures", self.failures, ("auto", "terminal", "timeout")),
-            ("unlabeled", self.unlabeled, ("error", "success")),
-        ):
-            if value not in known:
-                raise ConfigError(f"{name} should be one of {', '.join(known)}; it is {value!r}.")
+        check_fields(self)
 
 
 @dataclass(frozen=True)
@@ -113,21 +92,18 @@ def try_outcomes(dataset: Dataset, config: OutcomeConfig) -> tuple[Outcomes | No
     silent: dict[str, list[int]] = {}
     marks: list[Problem] = []
     notes: list[Problem] = []
-    guesses: list[bool] = []
+    guesses = 0
     for episode, number in enumerate(numbers):
         first, last = starts[episode], starts[episode + 1]
-        known, at = sources.success(episode, first, last)
-        ending = _find_ending(sources, config, episode, known, at, last)
+        ending = _find_ending(sources, config, episode, first, last)
         if ending is None:
             silent.setdefault(_advice(sources, episode), []).append(number)
             continue
-        succeeded, end, terminal = ending
+        succeeded, end, terminals[ending[1] - 1] = ending
         marks += _early_marks(sources, episode, number, first, last, end)
-        ends[episode], terminals[end - 1] = end, terminal
-        success[episode] = -1 if succeeded is None else succeeded
+        ends[episode], success[episode] = end, -1 if succeeded is None else succeeded
         rewards[first:end] = _rewards(sources, config, episode, first, end, bool(succeeded))
-        if known is None:
-            guesses.append(bool(succeeded))
+        guesses += sources.success(episode, first, last)[0] is None
         if end < last:
             message = f"goes on for {last - end} frames after its success; they are left out"
             notes.append(Problem(message, "note", number))
@@ -139,7 +115,7 @@ def try_outcomes(dataset: Dataset, config: OutcomeConfig) -> tuple[Outcomes | No
     if problems:
         return None, problems
     if guesses and sources.has_only_zeros:
-        taken = f"episodes that are taken for successes: {sum(guesses)}" if any(guesses) else "taken as it is"
+        taken = "taken as it is" if config.unlabeled == "error" else f"episodes that are taken for successes: {guesses}"
         message = f"is 0 throughout, which says nothing about success; {taken}"
         marks.append(Problem(message, "note", column=sources.names["reward"]))
     unread = [replace(problem, severity="note") for problem in sources.problems]
@@ -303,10 +279,8 @@ def _are_costs(episodes: Sequence[np.ndarray]) -> bool:
 def _labels(dataset: Dataset, problems: list[Problem]) -> dict[int, Label]:
     """Labels by position; those of episodes that are not there, or not selected, are ignored."""
     labels, found = read_labels(dataset.root), {}
-    for episode, (number, length) in enumerate(
-        zip(dataset.episode_ids.tolist(), dataset.lengths.tolist(), strict=True)
-    ):
-        label = labels.get(number)
+    for episode, number in enumerate(dataset.episode_ids.tolist()):
+        label, length = labels.get(number), int(dataset.lengths[episode])
         if label is not None and label.length not in (None, length):
             message = f"was labeled when it had {label.length} frames, now it has {length}: label it again"
             problems.append(Problem(message, file=LABEL_FILE, episode=number))
@@ -340,9 +314,10 @@ def _to_bool(value: Any) -> bool | None:
 
 
 def _find_ending(
-    sources: OutcomeSources, config: OutcomeConfig, episode: int, success: bool | None, at: int, last: int
+    sources: OutcomeSources, config: OutcomeConfig, episode: int, first: int, last: int
 ) -> tuple[bool | None, int, bool] | None:
     """Success (if known), the row after the last one used, and whether it truly ended there; None if unknown."""
+    success, at = sources.success(episode, first, last)
     may_tell = sources.has_rewards(episode) or sources.unread_columns or episode in sources.unread_fields
     if success is None and config.unlabeled == "success" and not may_tell:
         success, at = True, last - 1
@@ -377,24 +352,33 @@ def _early_marks(
             message = "marks several frames up to the last as the end; the last one is taken"
             yield Problem(message, "note", number, None, sources.names[key])
         else:
-            message = (
-                f"frame {early[0]} is marked as the end, but the episode goes on: label it (pirl data label), which is "
-                "believed before the mark"
-            )
+            message = f"frame {early[0]} is marked as the end, but the episode goes on: label it (pirl data label)"
             yield Problem(message, "problem", number, None, sources.names[key])
 
 
 def _advice(sources: OutcomeSources, episode: int) -> str:
+    """Why nothing is known, and what to do about it."""
     columns = " and ".join(sources.unread_columns)
     if sources.has_rewards(episode):
         rewards = np.zeros(1) if sources.reward is None else sources.reward
-        perhaps = f" (perhaps {columns})" if columns else ""
-        return _WITH_REWARDS.format(perhaps=perhaps, low=rewards.min(), high=rewards.max())
+        return (
+            f", nor do the rewards, which go from {rewards.min():g} to {rewards.max():g}: {_LABEL}, set "
+            f"success_threshold to the reward from which on it is a success (perhaps {rewards.max():g}), set success_column to the column "
+            f"that tells{f' (perhaps {columns})' if columns else ''}, or set reward to raw, which takes the rewards as "
+            "they are"
+        )
     if columns:
-        return _WITH_COLUMNS.format(names=columns)
-    if episode in sources.unread_fields:
-        return _WITH_FIELDS.format(names=" and ".join(sources.unread_fields[episode]))
-    return _WITH_ZEROS if sources.has_only_zeros else _WITHOUT_REWARDS
+        return (
+            f", though {columns} may tell: set success_column to the column that is 1 at success, or reward_column to "
+            f"that of the rewards (with success_threshold, if success is not a reward of 1), or {_LABEL}"
+        )
+    if fields := sources.unread_fields.get(episode):
+        return f", and what {' and '.join(fields)} in their metadata means is not known: {_LABEL}"
+    advice = f": {_LABEL} or, for plain demonstrations, set unlabeled to success"
+    if sources.has_only_zeros:
+        reason = ", and the rewards are 0 throughout, as if nobody had filled them in"
+        return f"{reason}{advice}; if all of them failed, set success_threshold to 1"
+    return advice
 
 
 def _rewards(

@@ -3,14 +3,15 @@
 import dataclasses
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal, get_type_hints
 
 from pirl.data.transforms import ALOHA_DIM, AlohaJoints, DeltaActions, Pipeline, make_mask
 from pirl.errors import ConfigError, did_you_mean
 from pirl.imports import load_named
+from pirl.text import convert, format_type
 
 Adapt = Literal["none", "aloha"]
 _MAX_DIMENSIONS = 10_000
@@ -41,8 +42,6 @@ class Robot:
             raise ConfigError(f"robot {self.name!r}: {problem}")
 
     def _problems(self) -> Iterator[str]:
-        if self.adapt not in get_args(Adapt):
-            yield f"adapt = {self.adapt!r} is none of {', '.join(get_args(Adapt))}."
         for name in ("state", "actions"):
             if not getattr(self, name):
                 yield f"{name} names no dataset column; it needs at least one."
@@ -81,49 +80,23 @@ class Robot:
         if not isinstance(data, Mapping):
             raise ConfigError(f"a robot is described by a mapping; got {data!r:.60}.")
         where = f"robot {data['name']!r}" if "name" in data else "a robot's description"
-        required = [field.name for field in dataclasses.fields(cls) if field.default is dataclasses.MISSING]
-        for key, value in data.items():
-            if key not in _FIELDS:
-                known = ", ".join(_FIELDS)
-                raise ConfigError(
-                    f"{where} has an unknown field {key!r}. {did_you_mean(str(key), _FIELDS)}Known: {known}."
-                )
-            is_valid, wanted = _FIELDS[key]
-            if not (is_valid(value) or (value is None and key not in required)):
-                raise ConfigError(f"{where}: {key} should be {wanted}; it is {value!r:.60}.")
-        if missing := [name for name in required if name not in data]:
-            raise ConfigError(f"{where} lacks {', '.join(missing)}.")
+        hints, defaults = get_type_hints(cls), {field.name: field.default for field in dataclasses.fields(cls)}
         fields: dict[str, Any] = {}
         for key, value in data.items():
-            if value is not None:
-                fields[key] = tuple(value) if isinstance(value, list) else value
+            if key not in hints:
+                raise ConfigError(
+                    f"{where} has an unknown field {key!r}. {did_you_mean(str(key), hints)}Known: {', '.join(hints)}."
+                )
+            if value is None and defaults[key] is not dataclasses.MISSING:
+                continue
+            try:
+                fields[key] = convert(value, hints[key], texts=False)
+            except ValueError:
+                wanted = format_type(hints[key])
+                raise ConfigError(f"{where}: {key} should be {wanted}; it is {value!r:.60}.") from None
+        if missing := [name for name, value in defaults.items() if value is dataclasses.MISSING and name not in data]:
+            raise ConfigError(f"{where} lacks {', '.join(missing)}.")
         return cls(**fields)
-
-
-def _is_list(value: Any, kind: type) -> bool:
-    # By type, because True counts as an int.
-    return isinstance(value, list | tuple) and all(type(entry) is kind for entry in value)
-
-
-def _is_text(value: Any) -> bool:
-    return isinstance(value, str)
-
-
-# What a configuration file may say in each field; those that are not required may be null.
-_FIELDS: dict[str, tuple[Callable[[Any], bool], str]] = {
-    "name": (_is_text, "text"),
-    "cameras": (
-        lambda value: isinstance(value, Mapping) and _is_list([*value, *value.values()], str),
-        "a mapping from camera slots to dataset features",
-    ),
-    "state": (lambda value: _is_list(value, str), "a list of dataset columns"),
-    "actions": (lambda value: _is_list(value, str), "a list of dataset columns"),
-    "delta": (lambda value: _is_list(value, int), "a list of numbers such as [6, -1]"),
-    "adapt": (_is_text, "text"),
-    "default_prompt": (_is_text, "text, or null"),
-    "state_dim": (lambda value: type(value) is int, "a number, or null"),
-    "action_dim": (lambda value: type(value) is int, "a number, or null"),
-}
 
 
 # --- presets -----------------------------------------------------------------------------------------------------
