@@ -363,9 +363,9 @@ def _advice(sources: OutcomeSources, episode: int) -> str:
         rewards = np.zeros(1) if sources.reward is None else sources.reward
         return (
             f", nor do the rewards, which go from {rewards.min():g} to {rewards.max():g}: {_LABEL}, set "
-            f"success_threshold to the reward from which on it is a success (perhaps {rewards.max():g}), set success_column to the column "
-            f"that tells{f' (perhaps {columns})' if columns else ''}, or set reward to raw, which takes the rewards as "
-            "they are"
+            f"success_threshold to the reward from which on it is a success (perhaps {rewards.max():g}), set "
+            f"success_column to the column that tells{f' (perhaps {columns})' if columns else ''}, or set reward to raw, "
+            "which takes the rewards as they are"
         )
     if columns:
         return (
