@@ -92,7 +92,7 @@ bench-step: $(READY)  ## an ACRLPD update against a BC update: minutes, mostly c
 bench-rollouts: $(READY)  ## RIPT's rollout engine against bare stepping of the same environments: minutes
 	$(BIN)/python benchmarks/rollout_engine.py
 
-bench-gate: $(READY)  ## whether behaviour cloning learns the tabletop: a quarter of an hour
+bench-gate: $(READY)  ## whether behavior cloning learns the tabletop: a quarter of an hour
 	$(BIN)/python benchmarks/tabletop_gate.py
 
 bench-full-size: $(READY)  ## full-size π₀ on this machine: needs 20 GiB of memory and ten minutes

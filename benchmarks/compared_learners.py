@@ -1,4 +1,4 @@
-"""RIPT's weightings, and RIPT against ACRLPD and filtered behaviour cloning, from one start policy in the Tabletop.
+"""RIPT's weightings, and RIPT against ACRLPD and filtered behavior cloning, from one start policy in the Tabletop.
 
 All begin with the start policy of `pirl demo ript` and take as many environment steps as RIPT (positive) does; all act
 from the same 200 starts, none of which was practised on. Every line is a user's command, which is printed; `--seeds`

@@ -2,7 +2,7 @@
 
 One dataset (two AV1 cameras of 480×640), one run, the same content of a sample on both sides: an action chunk with its
 rewards and ends, and the observation (two cameras, state) before and after it. pirl's sample is also resized to 224,
-normalised and tokenised. Where no LeRobot is installed (`make bench-loader` makes an environment with it), the other
+normalized and tokenized. Where no LeRobot is installed (`make bench-loader` makes an environment with it), the other
 side is LeRobot's access pattern: open, seek, decode the frames that are needed.
 """
 

@@ -1,7 +1,7 @@
 """Samples per second that two processes load, each its share of every batch, against one process: weak scaling.
 
 Each process stands for a host: it has a core of its own, and its own loader on the same dataset (two cameras, resized to
-224, normalised, tokenised; frame cache built). The batch grows with the number of processes, so that each loads as much
+224, normalized, tokenized; frame cache built). The batch grows with the number of processes, so that each loads as much
 as one alone does. One process and two take turns; the ratio is that of the medians. That the shares do not overlap, and
 are together what one process loads, is seen from the rows that each of them drew.
 """

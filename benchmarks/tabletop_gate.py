@@ -93,7 +93,7 @@ def run(variant: str, arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def train(root: Path, pool: EnvPool, arguments: argparse.Namespace) -> Pi0Policy:
-    """Behaviour cloning on all chunks of a dataset, the EMA of the parameters being the policy."""
+    """Behavior cloning on all chunks of a dataset, the EMA of the parameters being the policy."""
     robot = pool.description.robot
     config = get_model_config("tiny" if robot.cameras else "tiny_state")
     dataset = open_dataset(root)

@@ -17,7 +17,7 @@ IMAGES = Path(__file__).parents[1] / "docs" / "images" / "learning"
 WIDTH, MARGIN, LEFT, RIGHT, HEIGHT = 760, 14, 46, 12, 150
 # What a line of 13 pixels takes for a character, on average, and a legend for its stroke and the room after a name.
 CHARACTER, STROKE = 6.9, 46
-# The report's colours on light ground, whatever is around the picture: a picture cannot know the page's scheme.
+# The report's colors on light ground, whatever is around the picture: a picture cannot know the page's scheme.
 STYLE = """
 svg{overflow:visible;--c0:#0072b2;--c1:#d55e00;--c2:#009e73;--c3:#cc79a7}
 text{font:12px Inter,system-ui,-apple-system,"Segoe UI",Roboto,"Helvetica Neue",Arial,sans-serif;fill:#63686f}
@@ -141,12 +141,12 @@ def read(picture: Picture, here: Path) -> list[Run]:
 
 def _draw_chart(chart: Chart, runs: Sequence[Run], unit: str) -> str:
     series = []
-    for colour, run in enumerate(runs):
+    for color, run in enumerate(runs):
         if curve := run.curves.get(chart.metric):
             low, high = (run.curves[edge].values if edge else None for edge in (chart.low, chart.high))
-            series.append(Series(run.name, curve.steps, curve.values, low, high, colour))
+            series.append(Series(run.name, curve.steps, curve.values, low, high, color))
         if chart.held_out and (curve := run.curves.get(chart.held_out)):
-            series.append(Series(run.name, curve.steps, curve.values, color=colour, dotted=True))
+            series.append(Series(run.name, curve.steps, curve.values, color=color, dotted=True))
     end = max(float(one.x.max()) for one in series)
     return line_chart(
         series,
@@ -161,15 +161,15 @@ def _draw_chart(chart: Chart, runs: Sequence[Run], unit: str) -> str:
 
 
 def _legend(names: Sequence[str]) -> tuple[str, int]:
-    """Which colour is which run, in as many lines as it takes, and where they end."""
+    """Which color is which run, in as many lines as it takes, and where they end."""
     x, y = float(MARGIN), MARGIN + 14
     parts: list[str] = []
-    for colour, name in enumerate(names):
+    for color, name in enumerate(names):
         width = STROKE + CHARACTER * len(name)
         if parts and x + width > WIDTH - MARGIN:
             x, y = float(MARGIN), y + 22
         parts.append(
-            f'<line class="key {color_class(colour)}" x1="{x + 3:g}" x2="{x + 19:g}" y1="{y - 4}" y2="{y - 4}"/>'
+            f'<line class="key {color_class(color)}" x1="{x + 3:g}" x2="{x + 19:g}" y1="{y - 4}" y2="{y - 4}"/>'
             f'<text class="name" x="{x + 28:g}" y="{y}">{escape(name)}</text>'
         )
         x += width

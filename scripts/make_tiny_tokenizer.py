@@ -15,7 +15,7 @@ VERBS = (
     "wipe|hand over|transfer|reach|rotate|drop|hang|sort|assemble|pack|sweep|twist|hold|release|give|uncap|cover|align|"
     "unplug|plug|flip|shake|peel|cut|zip|scoop|throw|stir"
 )
-COLOURS = "red|blue|green|yellow|orange|purple|white|black|grey|pink|cyan|brown"
+COLORS = "red|blue|green|yellow|orange|purple|white|black|grey|pink|cyan|brown"
 OBJECTS = (
     "block|cube|ball|cup|bowl|plate|drawer|towel|box|bottle|peg|lid|door|button|handle|pan|stove|basket|cabinet|shelf|"
     "spoon|pen|shirt|cloth|tray|mug|can|ring|socket|puck|stick|bread|object|gripper|microwave|book|cheese|butter|milk|"
@@ -28,21 +28,21 @@ PREPOSITIONS = "in|on|into|onto|next to|behind|under|to|from|inside|near|beside|
 def corpus(lines: int = 6000, seed: int = 0) -> list[str]:
     """Instructions in the style of robot datasets, some of them in the π₀.₅ prompt format."""
     draw = random.Random(seed)
-    verbs, colours, objects, places, prepositions = (
-        words.split("|") for words in (VERBS, COLOURS, OBJECTS, PLACES, PREPOSITIONS)
+    verbs, colors, objects, places, prepositions = (
+        words.split("|") for words in (VERBS, COLORS, OBJECTS, PLACES, PREPOSITIONS)
     )
     sentences = []
     for _ in range(lines):
-        verb, colour, thing, where = (draw.choice(words) for words in (verbs, colours, objects, prepositions))
-        other = f"{draw.choice(colours)} {draw.choice(places + objects)}"
+        verb, color, thing, where = (draw.choice(words) for words in (verbs, colors, objects, prepositions))
+        other = f"{draw.choice(colors)} {draw.choice(places + objects)}"
         sentence = draw.choice(
             [
-                f"{verb} the {colour} {thing} {where} the {other}",
+                f"{verb} the {color} {thing} {where} the {other}",
                 f"{verb} the {thing}",
-                f"{verb} the {colour} {thing}",
+                f"{verb} the {color} {thing}",
                 f"{verb} the {thing} {where} the {draw.choice(places)}",
                 f"{verb} the {thing} and {draw.choice(verbs)} it with the {draw.choice(['left', 'right'])} arm",
-                f"put the {colour} {thing} in the {draw.choice(colours)} zone",
+                f"put the {color} {thing} in the {draw.choice(colors)} zone",
             ]
         )
         sentence = sentence.capitalize() if draw.random() < 0.5 else sentence

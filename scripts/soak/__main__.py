@@ -250,7 +250,7 @@ def main() -> int:
 
 
 def _thinned(points: list[tuple[float, float]], most: int = 300) -> list[tuple[float, float]]:
-    """Means of neighbours: what a save needs for a moment counts for as long as it lasts."""
+    """Means of neighbors: what a save needs for a moment counts for as long as it lasts."""
     parts = np.array_split(np.asarray(points, np.float64).reshape(-1, 2), min(most, max(1, len(points))))
     return [(float(hours), float(mib)) for hours, mib in (part.mean(0) for part in parts if len(part))]
 

@@ -1,1 +1,1 @@
-"""`pirl demo`: demonstrations, behaviour cloning, RL and its controls, evaluated on the same initial states."""
+"""`pirl demo`: demonstrations, behavior cloning, RL and its controls, evaluated on the same initial states."""

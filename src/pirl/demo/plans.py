@@ -176,7 +176,7 @@ def env_options(config: RLTrainConfig) -> str:
 def _acrlpd_stages(demo: Demo) -> Stages:
     """Data and both clones; then RL beside the controls."""
     data, successes = f"--data.repo-id {demo.path('data')}", "--data.selection.success true"
-    cloned, control = clone_updates(demo), policy_updates(demo)
+    cloned, control = 2 if demo.quick else CLONE_UPDATES, policy_updates(demo)
 
     def clone(run: str, start: str, steps: int, title: str, options: str = "") -> Step:
         """Continues a clone at half of BC's pace, down to its last."""
@@ -211,10 +211,6 @@ def _acrlpd_stages(demo: Demo) -> Stages:
         demo.evaluate("bc_successes_more"),
     ]
     yield [learner, controls]
-
-
-def clone_updates(demo: Demo) -> int:
-    return 2 if demo.quick else CLONE_UPDATES
 
 
 def policy_updates(demo: Demo) -> int:

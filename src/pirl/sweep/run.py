@@ -140,7 +140,7 @@ class _Sweep:
                 self._study.add_trial(create_trial(state=state, params=params, distributions=plan.space))
             trial = self.trials()[number]
             if trial.state == TrialState.RUNNING and rung not in trial.intermediate_values:
-                title = f"{_in_words(trial)}; to {rung:,} {plan.unit}"
+                title = f"{_format_setting(trial)}; to {rung:,} {plan.unit}"
                 yield Job(name_of(trial), title, plan.trial_command(trial, rung), plan.log_of(trial))
 
     def on_end(self, rung: int, job: Job, code: int | None, seconds: float) -> None:
@@ -216,8 +216,8 @@ def ranked(plan: SweepPlan, trials: Sequence[FrozenTrial]) -> list[FrozenTrial]:
 
 
 def find_best(plan: SweepPlan, trials: Sequence[FrozenTrial]) -> FrozenTrial | None:
-    sound = [trial for trial in trials if trial.last_step is not None and trial.state != TrialState.FAIL]
-    return next(iter(ranked(plan, sound)), None)
+    first = ranked(plan, trials)[0]
+    return None if first.last_step is None or first.state == TrialState.FAIL else first
 
 
 def measured(plan: SweepPlan, trial: FrozenTrial) -> str:
@@ -231,10 +231,11 @@ def measured(plan: SweepPlan, trial: FrozenTrial) -> str:
 
 
 def outcome(trial: FrozenTrial) -> str:
-    return ": ".join((_OUTCOMES[trial.state], *filter(None, [trial.user_attrs.get("reason")])))
+    reason = trial.user_attrs.get("reason")
+    return f"{_OUTCOMES[trial.state]}: {reason}" if reason else _OUTCOMES[trial.state]
 
 
-def _in_words(trial: FrozenTrial) -> str:
+def _format_setting(trial: FrozenTrial) -> str:
     return ", ".join(f"{flag_of(name)} {value}" for name, value in setting_of(trial).items())
 
 
@@ -261,8 +262,8 @@ def summarize(plan: SweepPlan, trials: Sequence[FrozenTrial]) -> str:
         return f"None of {len(trials)} trials has a result."
     return (
         f"{name_of(best)} is the best of {len(trials)} trials: {plan.metric} {measured(plan, best)} after "
-        f"{best.last_step:,} {plan.unit}, with {_in_words(best)}. It was selected for its number, so expect a little "
-        "less when you evaluate it again."
+        f"{best.last_step:,} {plan.unit}, with {_format_setting(best)}. It was selected for its number, so expect a "
+        "little less when you evaluate it again."
     )
 
 
