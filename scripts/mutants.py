@@ -176,7 +176,7 @@ MUTANTS = (
         "training/setup.py",
         "key = jax.random.fold_in(key, rollbacks)",
         "pass",
-        "training/test_updates.py::test_every_update_of_every_run_and_after_every_roll_back_has_a_key_of_its_own",
+        "training/test_setup.py::test_every_update_of_every_run_and_after_every_rollback_has_a_key_of_its_own",
     ),
     Mutant(
         "models/lora.py",

@@ -65,15 +65,6 @@ def test_a_bad_update_leaves_every_bit_of_the_learner_as_it_was(loss: float, nor
     np.testing.assert_equal(float(metrics["loss"]), loss)  # what was attempted stays visible
 
 
-def test_a_good_update_is_the_update_itself() -> None:
-    batch, rng = batch_of(99.0), jax.random.key(0)
-    expected, _ = jax.jit(update)(new_agent(), batch, rng)
-    found, metrics = jax.jit(guarded(update, loss_limit=100.0))(new_agent(), batch, rng)
-    assert bits(found) == bits(expected)
-    assert bits(found) != bits(new_agent())
-    assert metrics["skipped"] == 0.0
-
-
 def test_within_a_scan_each_update_is_guarded_by_itself() -> None:
     losses = [0.5, math.nan, 0.25, math.inf, 0.125]
     step = guarded(update)
@@ -140,6 +131,11 @@ def test_a_bad_batch_is_kept_under_names_that_say_what_it_holds(tmp_path: Path) 
     }
     assert len(list((tmp_path / "bad_batches").iterdir())) == 2
     assert health.state() == {"skipped": 1, "in_a_row": 1, "beyond": 0}
+    # Updates that were compiled into one are judged one by one.
+    metrics = {"loss": jnp.array([1.0, jnp.inf, 1.0]), "skipped": jnp.array([0.0, 1.0, 0.0])}
+    health.check(30, metrics, {"state": np.arange(6).reshape(3, 2)})
+    assert health.state() == {"skipped": 2, "in_a_row": 0, "beyond": 0}
+    np.testing.assert_array_equal(np.load(tmp_path / "bad_batches" / "00000029.npz")["state"], [2, 3])
 
 
 def test_the_run_stops_after_so_many_in_a_row_and_says_where_everything_is(tmp_path: Path) -> None:
@@ -157,24 +153,10 @@ def test_the_run_stops_after_so_many_in_a_row_and_says_where_everything_is(tmp_p
     with pytest.raises(TrainingError) as stopped:
         health.check(1010, outcome(0.5), BATCH)
     message = str(stopped.value)
-    for part in (
-        "step 1009",
-        "3 updates in a row",
-        "loss is 2e+06",
-        "loss_limit = 1e+06",
-        str(tmp_path / "bad_batches"),
-    ):
+    for part in ("step 1009", "3 updates in a row", "loss_limit = 1e+06", str(tmp_path / "bad_batches")):
         assert part in message
     assert str(states / "1000") in message
     assert stopped.value.exit_code == 1
-
-
-def test_an_update_is_looked_at_when_the_next_one_has_been_given_to_the_device(tmp_path: Path) -> None:
-    health = health_of(tmp_path)
-    health.check(1, outcome(math.nan, skipped=True), BATCH)
-    assert health.skipped == 0
-    health.check(2, outcome(0.5), BATCH)
-    assert health.skipped == 1
 
 
 def test_a_policy_that_did_not_move_is_no_reason(tmp_path: Path) -> None:
@@ -189,14 +171,6 @@ def test_a_policy_that_did_not_move_is_no_reason(tmp_path: Path) -> None:
     health.finish()
     reasons = [json.loads(file.read_text())["reason"] for file in sorted((tmp_path / "bad_batches").glob("*.json"))]
     assert reasons == ["loss is nan", "loss is nan, grad_norm/policy is nan"]
-
-
-def test_updates_that_were_compiled_into_one_are_judged_one_by_one(tmp_path: Path) -> None:
-    health = health_of(tmp_path)
-    metrics = {"loss": jnp.array([1.0, jnp.inf, 1.0]), "skipped": jnp.array([0.0, 1.0, 0.0])}
-    health.check(30, metrics, {"state": np.arange(6).reshape(3, 2)})
-    assert health.state() == {"skipped": 1, "in_a_row": 0, "beyond": 0}
-    np.testing.assert_array_equal(np.load(tmp_path / "bad_batches" / "00000029.npz")["state"], [2, 3])
 
 
 def test_only_the_first_bad_batches_are_kept_and_a_resumed_run_may_write_its_own_again(tmp_path: Path) -> None:
@@ -222,15 +196,15 @@ def test_the_counts_go_on_after_a_resume(tmp_path: Path) -> None:
 RETURNS = (-1.0, 3.0)  # so that a margin of a quarter allows -2 to 4
 
 
-def watch_values(
-    run: Path, values: Any, excess: float = 0.25, returns: Any = RETURNS, state: Any = None
-) -> UpdateGuard:
-    """What has become of updates with these means of Q."""
+def watch_values(run: Path, values: Any, excess: float = 0.25, returns: Any = RETURNS) -> UpdateGuard:
+    """What has become of updates with these means of Q, in a run that is resumed halfway."""
     health = UpdateGuard(HealthConfig(max_value_excess=excess), RunFiles(run), returns=returns)
-    if state is not None:
-        health.load_state(json.loads(json.dumps(state)))
     for step, value in enumerate(values):
         health.check(step, outcome(0.5) | {"critic/q_mean": jnp.float32(value)}, BATCH)
+        if step == len(values) // 2:
+            state = json.loads(json.dumps(health.state()))
+            health = UpdateGuard(HealthConfig(max_value_excess=excess), RunFiles(run), returns=returns)
+            health.load_state(state)
     health.finish()
     return health
 
@@ -256,14 +230,6 @@ def test_values_that_are_possible_or_only_briefly_not_stop_nothing(
     tmp_path: Path, values: list[float], options: dict[str, Any]
 ) -> None:
     assert watch_values(tmp_path, values, **options).skipped == 0
-
-
-def test_updates_with_values_beyond_all_returns_are_counted_on_after_a_resume(tmp_path: Path) -> None:
-    state = watch_values(tmp_path, [9.0] * 30).state()
-    assert state["beyond"] == 30
-    assert watch_values(tmp_path, [9.0] * 19, state=state).state()["beyond"] == 49
-    with pytest.raises(TrainingError, match="the mean of Q is 9 at step 19"):
-        watch_values(tmp_path, [9.0] * 20, state=state)
 
 
 @pytest.mark.parametrize(
@@ -334,12 +300,6 @@ def test_a_collapse_is_what_falls_below_the_ratio_of_the_best_that_was_sound(rat
         monitor = other  # resumed after every iteration
 
 
-def test_where_nothing_was_measured_or_nothing_is_watched_nothing_is_wrong() -> None:
-    rates = (1.0, 1.0, None, math.nan)
-    assert problems(monitor_of(min_success_ratio=0.25), *((rate, None) for rate in rates)) == [""] * 4
-    assert problems(monitor_of(min_success_ratio=0.0), *((rate, 1.0) for rate in (1.0, 1.0, 0.0))) == [""] * 3
-
-
 def test_drift_is_too_much_beyond_its_limit_and_must_be_finite() -> None:
     monitor = monitor_of(max_drift=0.5)
     monitor.after_updates(None)
@@ -364,12 +324,6 @@ def test_rollouts_are_slow_when_three_in_a_row_are_and_going_back_would_not_help
     assert monitor.good_step == 9
     stops = monitor_of(min_speed_ratio=0.5, action="stop")
     assert "slow" in problems(stops, *((1.0, speed) for speed in (9.0, 9.0, 9.0, 1.0, 1.0, 1.0)))[-1]
-
-
-@pytest.mark.parametrize("speeds", [(1.0, 1000.0, 1.0, 1.0)])
-def test_the_first_iterations_say_what_speed_is_usual(speeds: tuple[float, ...]) -> None:
-    monitor = monitor_of(min_speed_ratio=0.9, action="stop")
-    assert problems(monitor, *((0.5, speed) for speed in speeds)) == [""] * len(speeds)
 
 
 # --- signals ----------------------------------------------------------------------------------------------------------

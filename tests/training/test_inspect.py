@@ -8,18 +8,29 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import NamedSharding
+from training_runs import read_state
 
 from builders import random_model
 from pirl.agents.acrlpd import ACRLPDAgent
 from pirl.cli.main import main
 from pirl.config import CheckpointConfig, get_config, override_config
 from pirl.config.io import format_config
+from pirl.errors import CheckpointError
 from pirl.models import get_parameters
 from pirl.training import sharding
 from pirl.training.checkpoints import Checkpoints
-from pirl.training.inspect import compare_states, describe, left_whole, open_state, planned_layout, unexpected
+from pirl.training.inspect import (
+    compare_states,
+    describe,
+    left_whole,
+    load_agent,
+    open_state,
+    planned_layout,
+    unexpected,
+)
 from pirl.training.run import RunDirectory
 from pirl.training.sharding import named_leaves
+from pirl.training.train import train
 
 SHARED = "actor/params/PaliGemma/llm/layers/mlp/linear"
 MOVED, BY = "actor/ema_params/action_out_proj/bias", 0.25
@@ -218,3 +229,17 @@ def test_directories_without_a_state_are_refused_in_a_line(run, tmp_path, capsys
     assert inspect(state) == 2
     assert "is damaged" in capsys.readouterr().err
     assert inspect(run / "checkpoints" / "state" / "10", "--step", 10) == 2
+
+
+@pytest.mark.usefixtures("toy", "unchecked_signatures")  # a learner of shapes is what the state is restored into
+def test_a_learner_is_loaded_where_there_are_other_devices_than_it_was_trained_on(configure, tmp_path):
+    plain = {"online__env_steps": 0, "evaluation__every": 0, "checkpoints__best_metric": None, "validation_every": 0}
+    train(configure(**plain, data__validation_fraction=0.0, steps=2), exp_name="run")
+    config = tmp_path / "run" / "config.yaml"
+    kept = [line for line in config.read_text().splitlines() if not line.startswith("fsdp_devices")]
+    config.write_text("\n".join([*kept, "fsdp_devices: 3\n"]))
+    assert jax.device_count() % 3
+    agent, _ = load_agent(tmp_path / "run")
+    np.testing.assert_array_equal(agent.weight, read_state(tmp_path / "run", 2)["['weight']"])
+    with pytest.raises(CheckpointError, match="has no state of step 7; it has 2"):
+        load_agent(tmp_path / "run", 7)

@@ -13,12 +13,12 @@ import jax
 import numpy as np
 import pytest
 import toy_learner
-from training_runs import assert_same_run, once, pirl_command, read_metrics, values_of
+from training_runs import assert_same_run, once, pirl_command, values_of
 
 from pirl.data import PolicyIO
 from pirl.envs.policy import load_trained_policy
 from pirl.envs.pool import open_pool
-from pirl.training.acting import evaluated_policy
+from pirl.training.evaluation import evaluated_policy
 from pirl.training.inspect import load_agent
 
 TOY_OPTIONS = ("--steps", 24, "--online.env-steps", 60, "--online.utd-ratio", 0.25, "--online.capacity", 40)
@@ -170,21 +170,3 @@ def test_eight_devices_learn_the_same_as_one(data, debug_run, tmp_path):
         one, eight = values_of(reference, name), values_of(tmp_path / "run", name)
         steps = [step for step in one if step <= 10]
         np.testing.assert_allclose([eight[s] for s in steps], [one[s] for s in steps], rtol=2e-3, err_msg=name)
-
-
-@pytest.mark.slow
-def test_the_debug_preset_killed_at_many_random_moments_comes_to_the_same_bits(data, debug_run, tmp_path):
-    reference, last = debug_run
-    run, chance, options = tmp_path / "run", random.Random(1), DEBUG_OPTIONS
-    for _ in range(8):
-        process = start(run, data, *options, program=("-m", "pirl.cli.main"), **QUICK)
-        before = lines_in(run)
-        limit = before + chance.randrange(1, 6)
-        wait_for(process, lambda limit=limit: lines_in(run) >= limit)
-        time.sleep(0.3 * chance.random())
-        process.kill()
-        finish(process)
-        options = (*DEBUG_OPTIONS, "--resume")
-    assert finish(start(run, data, *options, program=("-m", "pirl.cli.main"), **QUICK))[0] == 0
-    assert_same_run(run, reference, last)
-    assert len(read_metrics(run)) == lines_in(reference)

@@ -18,7 +18,6 @@ from fair_env import CROWDED, Fair
 from training_runs import RIPT_TOY, assert_same_run, read_metrics, values_of
 
 from pirl.cli.main import main
-from pirl.config import debug_config
 from pirl.data import ReplayBuffer, open_dataset
 from pirl.data.outcomes import OutcomeConfig, read_outcomes
 from pirl.envs.pool import LocalPool
@@ -243,25 +242,6 @@ def test_a_run_that_was_stopped_within_an_iteration_goes_back_to_what_needs_no_a
     assert len(values_of(run, "rollout/drift")) == 5
 
 
-def test_a_damaged_checkpoint_is_passed_over_on_the_way_back_and_nothing_whole_deleted_for_it(
-    practise, tmp_path, monkeypatch
-):
-    run = tmp_path / "run"
-
-    def fails(seed, updates):
-        if updates < 12 or rollbacks(run):
-            return False
-        record = run / "checkpoints" / "state" / "8" / "state.json"
-        if record.exists():
-            record.write_text("{")
-        return True
-
-    monkeypatch.setattr(Fair, "fails", staticmethod(fails))
-    assert train(practise(**WATCHED, checkpoints__max_to_keep=4), exp_name="run") == 0
-    (entry,) = rollbacks(run)
-    assert (entry["from"], entry["to"]) == (12, 4)
-
-
 @pytest.mark.slow
 def test_a_run_that_went_back_can_be_killed_and_resumed_too(practise, tmp_path, monkeypatch, at_batch):
     config = practise(**WATCHED, rollout__save_dataset=True)
@@ -359,18 +339,8 @@ def test_who_always_succeeds_is_done(practise, tmp_path, capsys):
     assert train(config, exp_name="run", resume=True) == 0
     assert "0 updates are done already; to continue, raise --rollout.max-barren" in capsys.readouterr().err
     assert read_metrics(tmp_path / "run") == lines
-
-
-def test_barren_iterations_at_the_end_are_not_repeated_and_more_patience_goes_on(practise, tmp_path, monkeypatch):
-    monkeypatch.setattr(Fair, "fails", staticmethod(lambda seed, updates: updates >= 4))
-    config = practise(rollout__max_barren=2, rollout__iterations=9)
-    assert train(config, exp_name="run") == 0
-    before = read_metrics(tmp_path / "run")
-    assert before[-1]["rollout/success"] == 0
-    for patience, more in ((2, 0), (3, 1)):
-        again = practise(rollout__max_barren=patience, rollout__iterations=9)
-        assert train(again, exp_name="run", resume=True) == 0
-        assert len(read_metrics(tmp_path / "run")) == len(before) + more
+    assert train(practise(env__skill=1.0, rollout__max_barren=3), exp_name="run", resume=True) == 0
+    assert len(read_metrics(tmp_path / "run")) == len(lines) + 1, "more patience goes on"
 
 
 def test_with_the_budget_spent_it_goes_on_with_what_it_has(practise, tmp_path, capsys):
@@ -434,15 +404,8 @@ def test_workers_that_are_killed_hang_or_see_nonsense_are_counted_and_nothing_of
     seen = []
     add = ReplayBuffer.add
     monkeypatch.setattr(ReplayBuffer, "add", lambda self, episode: (seen.append(episode), add(self, episode))[1])
-    config = practise(
-        env__id=CROWDED,
-        evaluation__timeout=3.0,
-        evaluation__envs=2,
-        rollout__save_dataset=True,
-        rollout__iterations=2,
-        rollout__groups=3,
-        rollout__attempts=2,
-    )
+    few = {"rollout__iterations": 2, "rollout__groups": 3, "rollout__attempts": 2, "rollout__save_dataset": True}
+    config = practise(**few, env__id=CROWDED, evaluation__timeout=3.0, evaluation__envs=2)
     assert train(config, exp_name="run") == 0
     run, (*_, last) = tmp_path / "run", (line for line in read_metrics(tmp_path / "run") if "rollout/lost" in line)
     assert last["rollout/lost"] >= 2
@@ -458,9 +421,8 @@ def test_workers_that_are_killed_hang_or_see_nonsense_are_counted_and_nothing_of
 
 
 @pytest.mark.usefixtures("unchecked_signatures")  # what a program is compiled for is described by shapes
-@pytest.mark.parametrize("weighting", ["guidance"])
-def test_a_dry_run_acts_and_updates_and_leaves_nothing(practise, tmp_path, capsys, weighting):
-    assert dry_run(practise(agent__weighting=weighting)) == 0
+def test_a_dry_run_acts_and_updates_and_leaves_nothing(practise, tmp_path, capsys):
+    assert dry_run(practise(agent__weighting="guidance")) == 0
     facts = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
     assert facts["batch"].startswith("state 8×8, prompt 8×16, actions 8×4×8")
     assert "a chunk of 4×3 in fair" in facts["acting"]
@@ -468,20 +430,10 @@ def test_a_dry_run_acts_and_updates_and_leaves_nothing(practise, tmp_path, capsy
     assert os.listdir(tmp_path) == []
 
 
-def test_debugging_does_everything_in_two_small_iterations(practise, tmp_path):
-    config = debug_config(practise(evaluation__every=5, checkpoints__every=5, rollout__iterations=50))
-    assert train(config, exp_name="run") == 0
-    run = tmp_path / "run"
-    assert len(values_of(run, "eval/success")) == len(values_of(run, "rollout/drift")) == 2
-    assert len(saved(run)) == 2
-
-
 @pytest.mark.parametrize("weighting", ["signed", "guidance"])
 def test_every_weighting_and_way_to_batch_makes_a_run(practise, tmp_path, weighting):
-    assert (
-        train(practise(agent__weighting=weighting, agent__batch_by="groups", rollout__iterations=1), exp_name="run")
-        == 0
-    )
+    config = practise(agent__weighting=weighting, agent__batch_by="groups", rollout__iterations=1)
+    assert train(config, exp_name="run") == 0
     policy = tmp_path / "run" / "checkpoints" / "policy" / str(last_step(tmp_path / "run")) / "pirl.json"
     said = json.loads(policy.read_text()).get("guidance")
     assert said == (2.0 if weighting == "guidance" else None)

@@ -11,7 +11,6 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -25,7 +24,7 @@ from pirl.errors import CheckpointError
 from pirl.interop import NormStats, load_policy, open_checkpoint
 from pirl.models import Pi0, get_parameters
 from pirl.run_files import saved_steps
-from pirl.training.checkpoints import Checkpoints, make_room
+from pirl.training.checkpoints import Checkpoints
 from pirl.training.run import RunDirectory
 from pirl.training.sharding import make_mesh
 from python_path import python_path
@@ -84,8 +83,8 @@ def save_steps(run, steps, metrics=None, **config):
 # --- coming back -------------------------------------------------------------------------------------------------
 
 
-def test_a_state_comes_back_bit_for_bit(run):
-    state = learner()
+def test_a_state_comes_back_bit_for_bit_and_its_policy_can_be_deployed(run):
+    state = learner(3)
     with Checkpoints(run, CheckpointConfig()) as checkpoints:
         assert checkpoints.latest() is None
         checkpoints.save(7, state, HOST, state.policy, STATS, {"config": {"seed": 0}}, {"loss": 0.5, "nan": np.nan})
@@ -97,15 +96,6 @@ def test_a_state_comes_back_bit_for_bit(run):
     assert (host, step) == (HOST, 7)
     assert_same(restored, state)
     assert_same(again, state)
-    record = json.loads((run.states / "7" / "state.json").read_text())
-    assert {"policy/action_in_proj/kernel/value", "moments/1/kernel", "step"} <= set(record["leaves"])
-    assert (record["metadata"], record["metrics"]) == ({"config": {"seed": 0}}, {"loss": 0.5})
-
-
-def test_the_policy_can_be_deployed(run):
-    state = learner(3)
-    with Checkpoints(run, CheckpointConfig()) as checkpoints:
-        checkpoints.save(7, state, HOST, state.policy, STATS, {"config": {"seed": 0}}, {"loss": 0.5})
     opened = open_checkpoint(run.policies / "7")
     assert opened.norm_stats() == STATS
     assert opened.description["config"] == {"seed": 0}
@@ -164,23 +154,18 @@ def test_a_state_of_another_learner_is_refused_leaf_by_leaf(run):
     assert "value: float32[300, 100] in the checkpoint, bfloat16[300, 100] in the run" in text
 
 
-def test_an_absent_step_is_named(run):
+def test_an_absent_step_and_what_is_no_json_are_refused_at_once(run):
     with Checkpoints(run, CheckpointConfig()) as checkpoints:
         with pytest.raises(CheckpointError, match=r"state has no state\.$"):
             checkpoints.restore(small(0))
-        save(checkpoints, 1)
-        with pytest.raises(CheckpointError, match=r"has no state of step 5; it has 1\."):
-            checkpoints.restore(small(0), step=5)
-
-
-def test_what_is_no_json_is_refused_at_once(run):
-    with Checkpoints(run, CheckpointConfig()) as checkpoints:
         with pytest.raises(CheckpointError, match="cannot be written as JSON: .*ndarray"):
             checkpoints.save(1, small(1), {"sampler": np.zeros(2)}, POLICY, STATS, {}, {})
         host = {"position": [1]}
         checkpoints.save(1, small(1), host, POLICY, STATS, {}, {})
         host["position"].append(2)  # the run goes on meanwhile
         assert checkpoints.restore(small(0))[1] == {"position": [1]}
+        with pytest.raises(CheckpointError, match=r"has no state of step 5; it has 1\."):
+            checkpoints.restore(small(0), step=5)
 
 
 # --- damage ------------------------------------------------------------------------------------------------------
@@ -197,11 +182,11 @@ def cut(directory):
     file.write_bytes(file.read_bytes()[:-100])
 
 
-def scramble(directory):
+def flip_a_bit(directory):
     """Of the same size, so that only reading can tell."""
-    for file in (directory / "arrays").rglob("*"):
-        if file.is_file():
-            file.write_bytes(bytes(255 - byte for byte in file.read_bytes()))
+    content = bytearray(data_file(directory).read_bytes())
+    content[len(content) // 2] ^= 1
+    data_file(directory).write_bytes(content)
 
 
 def change_a_number(directory):
@@ -216,7 +201,7 @@ DAMAGES = {
     "cut": cut,
     "a number of the record": change_a_number,
     "missing": lambda directory: data_file(directory).unlink(),
-    "scrambled": scramble,
+    "a changed bit": flip_a_bit,
     "no record": lambda directory: (directory / "state.json").unlink(),
     "empty record": lambda directory: (directory / "state.json").write_text(""),
     "empty directory": lambda directory: (shutil.rmtree(directory), directory.mkdir()),
@@ -242,21 +227,6 @@ def test_a_damaged_checkpoint_is_reported_and_the_one_before_taken(run, damage, 
         state, _, step = checkpoints.restore(small(0))
         assert step == 2
         assert_same(state, small(22))
-
-
-def test_a_changed_byte_of_an_array_that_does_not_compress_is_noticed(run):
-    states = {step: {"noise": jax.random.normal(jax.random.key(step), (64, 1024))} for step in (1, 2)}
-    with Checkpoints(run, CheckpointConfig()) as checkpoints:
-        for step, state in states.items():
-            save(checkpoints, step, state)
-    file = data_file(run.states / "2")
-    content = bytearray(file.read_bytes())
-    content[len(content) // 2] ^= 1
-    file.write_bytes(content)
-    with Checkpoints(run, CheckpointConfig()) as checkpoints:
-        state, _, step = checkpoints.restore(states[2])
-    assert step == 1
-    assert_same(state, states[1])
 
 
 def test_without_a_whole_checkpoint_each_is_named(run):
@@ -296,11 +266,9 @@ def test_the_newest_and_the_periodic_ones_are_kept(run):
 def test_what_is_kept_for_good_is_counted_as_checkpoints_are(run):
     """An iteration of RIPT makes as many updates as it finds something to learn from."""
     with Checkpoints(run, CheckpointConfig(max_to_keep=1, keep_period=3)) as checkpoints:
-        for clock, step in enumerate((0, 40, 90, 110, 150, 200, 210, 290)):
-            checkpoints.save(step, small(step), HOST, POLICY, STATS, {}, {}, clock)
-    assert saved_steps(run.states) == saved_steps(run.policies) == [110, 210, 290]
-    for directory, file in ((run.states, "state.json"), (run.policies, "pirl.json")):
-        assert json.loads((directory / "210" / file).read_text())["progress"] == 6
+        for progress, step in ((0, 0), (1, 40), (2, 90), (4, 110), (5, 150), (6, 200), (8, 210), (8, 290)):
+            checkpoints.save(step, small(step), HOST, POLICY, STATS, {}, {}, progress)
+    assert saved_steps(run.states) == saved_steps(run.policies) == [110, 200, 290], "the first of each period"
 
 
 def test_states_within_an_iteration_take_no_place_of_those_that_a_run_can_go_back_to(run):
@@ -352,12 +320,7 @@ def test_all_hosts_go_by_what_the_first_one_sees(run, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("mode", "values", "best"),
-    [
-        ("max", [0.1, 0.9, 0.9, 0.2, 0.3], 2),
-        ("min", [0.1, 0.0, 0.9, 0.0, 0.3], 2),
-        ("max", [0.1, 0.2, 0.3, 0.4, 0.5], 5),
-    ],
+    ("mode", "values", "best"), [("max", [0.1, 0.9, 0.9, 0.2, 0.3], 2), ("min", [0.1, 0.0, 0.9, 0.0, 0.3], 2)]
 )
 def test_the_policy_of_the_best_step_is_kept(run, mode, values, best):
     metrics = dict(enumerate(values, start=1))
@@ -368,23 +331,18 @@ def test_the_policy_of_the_best_step_is_kept(run, mode, values, best):
     assert json.loads(run.best_file.read_text()) == {"step": best, "metric": "eval/success", "value": metrics[best]}
 
 
-def test_a_checkpoint_without_the_metric_or_with_nan_is_never_best(run):
+def test_a_checkpoint_without_the_metric_or_with_nan_is_never_best_and_a_kill_hides_none(run):
     with Checkpoints(run, CheckpointConfig(max_to_keep=1, best_metric="eval/success")) as checkpoints:
         save(checkpoints, 1, metrics={"eval/success": float("nan")})
         save(checkpoints, 2, metrics={"loss": 3.0})
         checkpoints.wait()
         assert not run.best_file.exists()
         save(checkpoints, 3, metrics={"eval/success": 0.0})
-        save(checkpoints, 4)
-    assert json.loads(run.best_file.read_text())["step"] == 3
-    assert saved_steps(run.policies) == [3, 4]
-
-
-def test_a_best_that_was_not_noted_before_a_kill_is_noted_at_the_next_start(run):
-    save_steps(run, [1, 2], {1: 0.1, 2: 0.7}, best_metric="eval/success")
-    run.best_file.write_text('{"step": 1, "metric": "eval/success", "value": 0.1}')
+        save(checkpoints, 4, metrics={"eval/success": 0.7})
+    assert saved_steps(run.policies) == [4]
+    run.best_file.write_text('{"step": 3, "metric": "eval/success", "value": 0.0}')  # killed before it got to it
     save_steps(run, [], best_metric="eval/success")
-    assert json.loads(run.best_file.read_text())["step"] == 2
+    assert json.loads(run.best_file.read_text())["step"] == 4
 
 
 # --- failing -----------------------------------------------------------------------------------------------------
@@ -425,10 +383,6 @@ def test_a_place_that_cannot_be_written_is_named(run):
     with pytest.raises(CheckpointError, match=r"step 1 could not be written in .*There is no other one"):
         save_steps(run, [1])
     assert saved_steps(run.states) == []
-    run.states.rmdir()
-    run.states.write_text("another")
-    with Checkpoints(run, CheckpointConfig()) as checkpoints, pytest.raises(CheckpointError, match="step 2 could not"):
-        save(checkpoints, 2)
 
 
 def test_a_failed_save_does_not_hide_what_ended_the_run(run, caplog, monkeypatch):
@@ -597,13 +551,3 @@ def test_a_process_killed_before_any_rename_leaves_whole_checkpoints(tmp_path):
     assert len(killed) >= 5, "the policy, the state, best.json, and two that made room"
     assert first == 0
     assert through == last == (0, 0)
-
-
-@pytest.mark.usefixtures("unchecked_signatures")
-def test_the_first_checkpoint_of_each_period_is_kept_though_steps_miss_its_multiples(tmp_path):
-    run = SimpleNamespace(states=tmp_path / "state", policies=tmp_path / "policy", best_file=tmp_path / "best.json")
-    for step in (500, 1000, 1500, 2004, 2500, 3004, 3500, 4004):
-        for place in (run.states, run.policies):
-            (place / str(step)).mkdir(parents=True)
-        make_room(run, CheckpointConfig(max_to_keep=2, keep_period=1500), step)
-    assert saved_steps(run.states) == saved_steps(run.policies) == [1500, 3004, 3500, 4004]

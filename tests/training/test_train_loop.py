@@ -5,8 +5,6 @@ import json
 import os
 import shutil
 import signal
-import threading
-import time
 
 import numpy as np
 import pytest
@@ -17,10 +15,8 @@ from pirl.envs.policy import find_policy
 from pirl.errors import ConfigError, DataError, EnvError, TrainingError, UserError
 from pirl.interop import open_checkpoint
 from pirl.run_files import RunFiles
-from pirl.training.acting import StoppablePolicy
-from pirl.training.health import UpdateGuard
+from pirl.training.evaluation import StoppablePolicy
 from pirl.training.setup import data_identity, refuse_other_data, set_up
-from pirl.training.streams import OnlineStream
 from pirl.training.train import train
 from python_path import python_path
 
@@ -140,20 +136,6 @@ def test_more_offline_steps_after_practice_are_all_made(configure, tmp_path):
     assert state["host"]["parts"]["stream"]["OfflineStream"]["sampler"]["step"] == 7, "the data goes on where it was"
 
 
-def test_nothing_is_prepared_for_offline_updates_when_they_are_made(configure, monkeypatch):
-    names, collect = [], OnlineStream.collect
-
-    def look(self, *given):
-        names.append({thread.name for thread in threading.enumerate()})
-        return collect(self, *given)
-
-    monkeypatch.setattr(OnlineStream, "collect", look)
-    changes = {"evaluation__every": 0, "checkpoints__best_metric": None, "data__prefetch": 2}
-    train(configure(**changes, steps=3), exp_name="run")
-    assert names
-    assert not any("pirl-loader" in there for there in names)
-
-
 def test_what_does_not_improve_is_stopped_and_stays_so(configure, tmp_path, capsys):
     # Losses of the toy do not fall by a million.
     changes = {"stopping__metric": "val/loss", "stopping__mode": "min", "stopping__min_delta": 1e6, "steps": 40}
@@ -243,7 +225,7 @@ def test_where_an_evaluation_fails_what_was_learned_is_saved_and_the_evaluation_
     config = configure(steps=6, evaluation__every=5, checkpoints__best_metric=None, online__env_steps=0)
     train(config, exp_name="reference")
     with monkeypatch.context() as broken:
-        broken.setattr("pirl.training.measure.measure_success", fail)
+        broken.setattr("pirl.training.evaluation.measure_success", fail)
         with pytest.raises(EnvError, match="were lost"):
             train(config, exp_name="run")
     assert read_state(tmp_path / "run", 5)
@@ -258,17 +240,22 @@ def test_data_that_were_moved_are_known_by_what_is_in_them(configure, data, tmp_
     assert max(values_of(tmp_path / "run", "loss")) == 5
 
 
-def test_data_do_not_come_or_go_while_a_run_goes_on():
-    known = {"episodes": 2, "frames": 9, "content": "a", "prompts": "b"}
+def test_data_do_not_come_or_go_or_change_while_a_run_goes_on(configure):
+    setup = set_up(configure())
+    known = data_identity(setup)
+    actions = setup.trajectories.actions.copy()
+    actions[7, 0] += 1e-6
+    other = data_identity(
+        dataclasses.replace(setup, trajectories=dataclasses.replace(setup.trajectories, actions=actions))
+    )
     refuse_other_data("x", None, None)
-    with pytest.raises(
-        DataError, match="this run began with a dataset, and has none now: leave it as it was, or begin"
+    refuse_other_data("x", known, data_identity(set_up(configure())))
+    for before, now, words in (
+        *((known, None, "has none now"), (None, known, "with no dataset, and has x now")),
+        *((known, other, "labels or prompts"), (known, {**known, "prompts": "c"}, "labels or prompts")),
     ):
-        refuse_other_data(None, known, None)
-    with pytest.raises(DataError, match="this run began with no dataset, and has x now"):
-        refuse_other_data("x", None, known)
-    with pytest.raises(DataError, match="labels or prompts"):
-        refuse_other_data("x", {**known, "prompts": "c"}, known)
+        with pytest.raises(DataError, match=words):
+            refuse_other_data("x", before, now)
 
 
 @pytest.mark.parametrize(
@@ -301,27 +288,3 @@ def test_a_stop_in_the_middle_of_an_evaluation_saves_what_was_learned(configure,
     assert_same_run(run, tmp_path / "reference", changes["steps"])
     best = [tmp_path / name / "checkpoints" / "best.json" for name in ("run", "reference")]
     assert not best[1].exists() or best[0].read_text() == best[1].read_text()
-
-
-def test_the_identity_of_data_follows_its_values(configure):
-    setup = set_up(configure())
-    assert data_identity(setup) == data_identity(set_up(configure()))
-    actions = setup.trajectories.actions.copy()
-    actions[7, 0] += 1e-6
-    changed = dataclasses.replace(setup.trajectories, actions=actions)
-    assert data_identity(dataclasses.replace(setup, trajectories=changed)) != data_identity(setup)
-
-
-def test_the_time_in_which_the_device_computes_is_that_of_the_updates(configure, tmp_path, monkeypatch):
-    look, wait = UpdateGuard.check, 0.05
-
-    def look_when_the_device_is_done(self, *given):
-        time.sleep(wait)
-        look(self, *given)
-
-    monkeypatch.setattr(UpdateGuard, "check", look_when_the_device_is_done)
-    train(configure(**PLAIN, steps=4, logging__every=2), exp_name="run")
-    timing = [json.loads(line) for line in (tmp_path / "run" / "timing.jsonl").read_text().splitlines()]
-    updates = [record["seconds/update"] for record in timing if "seconds/update" in record]
-    assert len(updates) == 2
-    assert all(seconds >= 2 * wait for seconds in updates[1:]), "the first is not all counted: it compiles"

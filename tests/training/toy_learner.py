@@ -13,7 +13,7 @@ import toy_ript
 from pirl.agents.config import BCConfig, RIPTConfig
 from pirl.models import Pi0, get_parameters, set_parameters
 from pirl.models.config import Pi0Config
-from pirl.training import metrics, setup
+from pirl.training import logging, setup
 
 BIAS = "action_out_proj/bias"
 
@@ -74,14 +74,14 @@ REPLACED = {"create_learner": create, "_load": load}
 
 def send_signal(number: int, lines: int) -> None:
     """To this process, when its log has so many lines: who watches it from outside may come too late."""
-    write = metrics.JsonLines.write
+    write = logging.JsonLines.write
 
-    def watched(self: metrics.JsonLines, step: int, values: Any) -> None:
+    def watched(self: logging.JsonLines, step: int, values: Any) -> None:
         write(self, step, values)
         if self._path.name == "metrics.jsonl" and self._path.read_bytes().count(b"\n") == lines:
             os.kill(os.getpid(), number)
 
-    metrics.JsonLines.write = watched  # type: ignore[method-assign]
+    logging.JsonLines.write = watched  # type: ignore[method-assign]
 
 
 if __name__ == "__main__":

@@ -39,15 +39,13 @@ class Train(Configured):
     def run(self) -> int:
         name = checked_name(self.exp_name, resume=self.resume, overwrite=self.overwrite, is_needed=not self.dry_run)
         config = self.resolve()
-        from pirl.training.distributed import find_hosts
+        from pirl.training.distributed import find_hosts, supervise
 
         hosts = find_hosts(config.hosts)
         # The hosts are no part of the run: it may be resumed on others.
         timeouts = replace(config.hosts, coordinator=None, processes=None, process_id=None)
         config = replace(config, hosts=timeouts)
         if hosts is not None:
-            from pirl.training.supervise import supervise
-
             return supervise(hosts, config.hosts, lambda: self._train(config, name))
         try:
             return self._train(config, name)

@@ -185,14 +185,12 @@ class Checkpoints:
             raise DamageError(found)
 
     def discard_after(self, step: int) -> None:
-        """Delete all checkpoints of later steps but for the best policy."""
         self.wait()
         if is_main_process():
             _keep_only(self._run, lambda saved: saved <= step)
         barrier()
 
     def close(self) -> None:
-        """Finish what is being saved, and let go. Raises what went wrong in it."""
         try:
             self.wait()
         finally:
@@ -232,7 +230,6 @@ class Checkpoints:
 
 
 def _attempt(step: int, work: Callable[[], None]) -> str | None:
-    """Do a part of a save; returns why it failed."""
     try:
         work()
         return None
@@ -314,7 +311,6 @@ def _discard_first_policy(run: RunFiles, step: str) -> None:
 
 
 def _discard(directory: Path) -> None:
-    """Delete a directory that is at no time seen half deleted."""
     hidden = directory.with_name(f".{directory.name}.discarded")
     shutil.rmtree(hidden, ignore_errors=True)
     directory.rename(hidden)

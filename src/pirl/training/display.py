@@ -5,9 +5,8 @@ import logging
 import math
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from rich.console import Console, Group
@@ -21,7 +20,8 @@ from pirl.errors import UserError
 from pirl.run_files import RunFiles
 from pirl.text import format_duration
 from pirl.training.distributed import is_main_process
-from pirl.training.metrics import Number
+
+Number = float | int
 
 
 class Display:
@@ -40,14 +40,10 @@ class Display:
         log: Path | None = None,
         quiet: bool = False,
     ):
-        self._total = total_steps
-        self._unit = unit
-        self._title = title
-        self._every = every
+        self._total, self._title, self._unit, self._every = total_steps, title, unit, every
         self._stream = sys.stderr
         self._console = Console(file=self._stream, quiet=quiet, highlight=False, markup=False, emoji=False)
-        self._is_quiet = quiet
-        self._log_path = log
+        self._is_quiet, self._log_path = quiet, log
         self._cleanup = contextlib.ExitStack()
         self._log: logging.Handler | None = None
         self._live: Live | None = None
@@ -55,7 +51,7 @@ class Display:
         self._note = ""
         self._step = 0
         self._shown_step: int | None = None
-        self._values: dict[str, float | int] = {}
+        self._values: dict[str, Number] = {}
         self._speed: float | None = None
         self._began: tuple[float, int] | None = None
 
@@ -71,10 +67,8 @@ class Display:
             self._cleanup.enter_context(_warnings_moved(self._stream, sys.stderr))
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._log is not None and error is not None:
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        if error is not None:
             # An unexpected error is logged with its traceback.
             expected = isinstance(error, UserError | KeyboardInterrupt)
             self._to_log(logging.ERROR, str(error) or type(error).__name__, None if expected else error)
@@ -83,9 +77,7 @@ class Display:
         if live is not None and self._step:
             self._print(self._line())
 
-    def update(
-        self, step: int, values: Mapping[str, float | int], timing: Mapping[str, float | int] | None = None
-    ) -> None:
+    def update(self, step: int, values: Mapping[str, Number], timing: Mapping[str, Number] | None = None) -> None:
         """Show a step. What a step does not measure, such as success, stays as it was last measured."""
         self._step = step
         self._values.update(values)
@@ -101,10 +93,9 @@ class Display:
 
     def say(self, text: str) -> None:
         """A line that stays, and goes to the log."""
-        if self._is_quiet:
-            return
-        self._print(text)
-        self._to_log(logging.INFO, text)
+        if not self._is_quiet:
+            self._print(text)
+            self._to_log(logging.INFO, text)
 
     def note(self, text: str) -> None:
         """Show a note below the phase; safe to call from a signal handler."""
@@ -137,23 +128,19 @@ class Display:
             self._log.handle(logging.LogRecord("pirl", level, "", 0, text, None, trace))
 
     def _line(self) -> str:
-        words = [f"{self._unit} {self._step}/{self._total}", *describe(self._values), *self._pace()]
-        return "  ".join(words)
+        return "  ".join([f"{self._unit} {self._step}/{self._total}", *describe(self._values), *self._pace()])
 
     def _pace(self) -> list[str]:
-        remaining = self._remaining()
-        speed = [] if self._speed is None else [f"{self._speed:.3g} steps/s"]
-        return speed if remaining is None else [*speed, f"ETA {format_duration(remaining)}"]
-
-    def _remaining(self) -> float | None:
-        """Seconds to the end, by the speed since the first steps, which compile."""
+        """The speed, and the time to the end by the speed since the first steps, which compile."""
+        words = [] if self._speed is None else [f"{self._speed:.3g} steps/s"]
         left = self._total - self._step
         if self._began is None or left <= 0:
-            return None
+            return words
         began, first = self._began
+        speed = self._speed
         if self._step > first:
-            return left * (time.monotonic() - began) / (self._step - first)
-        return left / self._speed if self._speed else None
+            speed = (self._step - first) / max(time.monotonic() - began, 1e-9)
+        return [*words, f"ETA {format_duration(left / speed)}"] if speed else words
 
     def _render(self) -> Group:
         phase = f"{self._phase} {format_duration(time.monotonic() - self._phase_began)}"
@@ -166,54 +153,31 @@ class Display:
 
 def open_display(config: RLTrainConfig, title: str, run: RunFiles) -> Display:
     """The display of a run; a quiet one in all processes but the main one."""
+    total, unit = config.steps + int(config.online.env_steps * config.online.utd_ratio), "step"
+    every: int | None = config.logging.every
     if config.on_policy:
         # The table of iterations shows the progress.
         total, unit, every = config.rollout.iterations, "iteration", None
-    else:
-        total, unit = config.steps + int(config.online.env_steps * config.online.utd_ratio), "step"
-        every = config.logging.every
     return Display(total, title, unit=unit, every=every, log=run.log_file, quiet=not is_main_process())
 
 
-def closing_words(
-    config: RLTrainConfig, step: int, progress: int, interrupted: bool, stopped_early: bool, is_idle: bool
-) -> str:
-    """Why the run ends, and what could be done about it. `is_idle`: nothing was left to do."""
-    if interrupted:
-        return f"stopped at step {step}; continue with --resume."
-    if stopped_early:
-        return (
-            f"stopped at step {step}: {config.stopping.metric} has not improved for {config.stopping.patience} "
-            "measurements (--stopping.patience)."
-        )
-    if is_idle:
-        more = "--rollout.iterations" if config.on_policy else "--steps"
-        if config.on_policy and progress < config.rollout.iterations:
-            more = "--rollout.max-barren (iterations in a row without any signal)"
-        return f"all {step} updates are done already; to continue, raise {more}."
-    return f"done after {step} updates."
-
-
-def describe(values: Mapping[str, float | int]) -> list[str]:
+def describe(values: Mapping[str, Number]) -> list[str]:
     """The main numbers of a run, formatted."""
-    words = [
-        f"{word} {values[name]:.3g}" for word, name in (("loss", "loss"), ("q", "critic/q_mean")) if name in values
-    ]
+    names = (("loss", "loss"), ("q", "critic/q_mean"))
+    words = [f"{word} {values[name]:.3g}" for word, name in names if name in values]
     if "eval/success" in values:
-        success = f"success {values['eval/success']:.1%}".replace("%", " %")
-        ends = [values.get(f"eval/success_{end}") for end in ("low", "high")]
-        interval = [f"{100 * end:.1f}" for end in ends if end is not None]
-        words.append(f"{success} [{', '.join(interval)}]" if len(interval) == 2 else success)
+        success = f"success {100 * values['eval/success']:.1f} %"
+        if "eval/success_low" in values:
+            success += f" [{100 * values['eval/success_low']:.1f}, {100 * values['eval/success_high']:.1f}]"
+        words.append(success)
     if values.get("skipped"):
         words.append(f"skipped {values['skipped']:.0f}")
     return words
 
 
 class _LogFile(logging.FileHandler):
-    """A full disk is reported by what needs it more; a missing line of the log is no reason for a traceback."""
-
     def handleError(self, record: logging.LogRecord) -> None:
-        """Ignore it."""
+        """Ignore it: a full disk is reported by what needs it more."""
 
 
 @contextlib.contextmanager
@@ -234,11 +198,8 @@ def _logging_to(path: Path) -> Iterator[logging.Handler]:
 @contextlib.contextmanager
 def _warnings_moved(before: Any, now: Any) -> Iterator[None]:
     """Let log messages on their way to the terminal appear above the display instead of within it."""
-    handlers = [
-        handler
-        for handler in logging.getLogger().handlers
-        if isinstance(handler, logging.StreamHandler) and handler.stream is before
-    ]
+    streams = (each for each in logging.getLogger().handlers if isinstance(each, logging.StreamHandler))
+    handlers = [handler for handler in streams if handler.stream is before]
     for handler in handlers:
         handler.setStream(now)
     try:
@@ -248,27 +209,22 @@ def _warnings_moved(before: Any, now: Any) -> Iterator[None]:
             handler.setStream(before)
 
 
-# --- the table of RIPT -------------------------------------------------------------------------------------------
+# --- the table of RIPT ------------------------------------------------------------------------------------------------
 
-
-def _share(value: float) -> str:
-    return f"{100 * value:.0f} %"
-
-
-# Heading, width, the metric it shows, and how.
-_COLUMNS: tuple[tuple[str, int, str, Callable[[float], str]], ...] = (
-    ("iteration", 9, "iteration", lambda value: f"{value:.0f}"),
-    ("tried", 5, "rollout/contexts", lambda value: f"{value:.0f}"),
-    ("kept", 4, "rollout/groups", lambda value: f"{value:.0f}"),
-    ("success", 7, "rollout/success", _share),
-    ("before", 6, "rollout/success_kept", _share),
-    ("after", 6, "rollout/success_after", _share),
-    ("spread", 6, "rollout/advantage_spread", lambda value: f"{value:.2f}"),
-    ("loss", 8, "loss", lambda value: f"{value:.4f}"),
-    ("drift", 8, "rollout/drift", lambda value: f"{value:.2g}"),
-    ("env steps", 9, "rollout/env_steps", lambda value: f"{value:,.0f}"),
-    ("steps/s", 7, "env_steps_per_second", lambda value: f"{value:,.0f}"),
-    ("policy", 8, "policy_ms", lambda value: f"{value:.1f} ms"),
+# Heading, width, the metric it shows, and its format.
+_COLUMNS = (
+    ("iteration", 9, "iteration", "{:.0f}"),
+    ("tried", 5, "rollout/contexts", "{:.0f}"),
+    ("kept", 4, "rollout/groups", "{:.0f}"),
+    ("success", 7, "rollout/success", "{:.0%}"),
+    ("before", 6, "rollout/success_kept", "{:.0%}"),
+    ("after", 6, "rollout/success_after", "{:.0%}"),
+    ("spread", 6, "rollout/advantage_spread", "{:.2f}"),
+    ("loss", 8, "loss", "{:.4f}"),
+    ("drift", 8, "rollout/drift", "{:.2g}"),
+    ("env steps", 9, "rollout/env_steps", "{:,.0f}"),
+    ("steps/s", 7, "env_steps_per_second", "{:,.0f}"),
+    ("policy", 8, "policy_ms", "{:.1f} ms"),
 )
 
 
@@ -277,12 +233,11 @@ def table_header() -> str:
     return "  ".join(f"{heading:>{width}}" for heading, width, _, _ in _COLUMNS)
 
 
-def table_row(iteration: int, values: Mapping[str, Number], loss: float | None) -> str:
+def table_row(values: Mapping[str, Number]) -> str:
     """One iteration; what was not measured is a dash."""
-    known = {**values, "iteration": iteration, **({} if loss is None else {"loss": loss})}
-
-    def cell(name: str, show: Callable[[float], str]) -> str:
-        value = float(known.get(name, math.nan))
-        return show(value) if math.isfinite(value) else "–"
-
-    return "  ".join(f"{cell(name, show):>{width}}" for _, width, name, show in _COLUMNS)
+    cells = []
+    for _, width, name, form in _COLUMNS:
+        value = float(values.get(name, math.nan))
+        cell = form.format(value).replace("%", " %") if math.isfinite(value) else "–"
+        cells.append(f"{cell:>{width}}")
+    return "  ".join(cells)

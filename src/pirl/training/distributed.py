@@ -1,37 +1,39 @@
-"""One run of several processes: broadcast and barrier, the shared run directory, and how they find each other."""
+"""One run of several processes: broadcast and barrier, how they find each other, and the child that each runs in."""
 
+import contextlib
 import importlib.util
 import itertools
 import json
+import logging
 import os
 import re
-import secrets
+import signal
 import socket
+import sys
+import tempfile
+import threading
 import time
+import traceback
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import IO, Any, TypeVar
 
 import jax
 import orbax.checkpoint as ocp
 
 from pirl.config.schema import HostsConfig
-from pirl.errors import ConfigError, in_one_line
-from pirl.files import write_file
-from pirl.training.run import RunDirectory
+from pirl.errors import ConfigError, TrainingError, UserError, in_one_line
+from pirl.processes import format_exit
 
 T = TypeVar("T")
-# Python handles signals between two polls.
-_POLL_MS = 1_000
-# A message is deleted when so many more have been sent: by then all processes have read it.
-_KEPT_MESSAGES = 64
-_TOKEN_FILE = ".hosts"
 # Seconds until a new file has to be visible on a network file system.
-_FILE_SYSTEM_PATIENCE = 20.0
-# Port of the main process where none is given.
-_PORT = 29_475
+FILE_SYSTEM_PATIENCE = 20.0
+_POLL_MS = 1_000  # Python handles signals between two polls
+_KEPT_MESSAGES = 64  # after so many more, all processes have read a message
+_PORT = 29_475  # of the main process, where none is given
+_GRACE = 3.0  # seconds for a process to report an error of its own before it is ended by that of another
 _TORCHRUN = "MASTER_ADDR, RANK and WORLD_SIZE"
 # Variables with the number of processes and the rank, of all and on this machine.
 _LAUNCHERS = {
@@ -42,6 +44,8 @@ _LAUNCHERS = {
     _TORCHRUN: ("WORLD_SIZE", "RANK", "LOCAL_WORLD_SIZE", "LOCAL_RANK"),
     "MPI (PMI)": ("PMI_SIZE", "PMI_RANK", "MPI_LOCALNRANKS", "MPI_LOCALRANKID"),
 }
+_ENDED = "pirl/ended"
+_RESUME = "Start all processes again with --resume; their number may be another."
 # All processes use a channel in the same order; the thread that writes checkpoints has one of its own.
 _channels: defaultdict[str, "itertools.count[int]"] = defaultdict(itertools.count)
 
@@ -107,95 +111,6 @@ def _receive(key: str) -> str:
                 raise
 
 
-class SharedRequest:
-    """A request that any process may make at any time, and that all act on at the same step."""
-
-    EVERY = 4  # each poll costs a message or two
-    _KEY = "pirl/request"
-
-    def __init__(self) -> None:
-        self._polls = itertools.count()
-        self._sent = False
-
-    def poll(self, mine: int | None) -> int | None:
-        """What was requested, by this process or another; all processes call it equally often."""
-        if jax.process_count() == 1:
-            return mine
-        if mine is not None and not self._sent:
-            client().key_value_set(f"{self._KEY}/{jax.process_index()}", str(mine))
-            self._sent = True
-        return None if next(self._polls) % self.EVERY else broadcast(self._first)
-
-    def _first(self) -> int | None:
-        requests = client().key_value_dir_get(self._KEY)
-        return int(requests[0][1]) if requests else None
-
-
-# --- the run directory ------------------------------------------------------------------------------------------------
-
-
-def open_shared_run(begin: Callable[[], RunDirectory]) -> RunDirectory:
-    """The run directory: the main process opens it, the others find it on the file system that they share."""
-    if jax.process_count() == 1:
-        return begin()
-    run = begin() if is_main_process() else None
-
-    def announce() -> dict[str, Any]:
-        assert run is not None
-        token = secrets.token_hex(8)
-        write_file(run.path / _TOKEN_FILE, token)
-        return {"token": token, "path": str(run.path), "metadata": run.metadata}
-
-    announced = broadcast(announce)
-    path = Path(announced["path"])
-    visible = all_gather(_appears(path / _TOKEN_FILE, announced["token"]))
-    if run is not None:
-        (run.path / _TOKEN_FILE).unlink()
-    if blind := [f"host {index}" for index, is_visible in enumerate(visible) if not is_visible]:
-        if run is not None:
-            run.abandon()
-            run.close()
-        raise ConfigError(
-            f"{path}, where this run is written, is not on a file system that all hosts share: {', '.join(blind)} "
-            "cannot see what host 0 wrote there. Choose a directory that all of them see (--runs-dir)."
-        )
-    return run or FollowerRun(path, None, announced["metadata"])
-
-
-def _appears(file: Path, content: str) -> bool:
-    give_up = time.monotonic() + _FILE_SYSTEM_PATIENCE
-    while True:
-        try:
-            if file.read_text() == content:
-                return True
-        except OSError:
-            pass
-        if time.monotonic() > give_up:
-            return False
-        time.sleep(0.1)
-
-
-class FollowerRun(RunDirectory):
-    """A run that the main process has open; this one writes only its own log and bad batches."""
-
-    @property
-    def log_file(self) -> Path:
-        """Warnings and errors of this process."""
-        return self.path / f"log-host-{jax.process_index()}.txt"
-
-    @property
-    def bad_batches(self) -> Path:
-        """This process's rows of batches whose update was skipped."""
-        return self.path / "bad_batches" / f"host-{jax.process_index()}"
-
-    def note(self, **facts: Any) -> None:
-        """Remember facts; the main process writes them."""
-        self._metadata |= facts
-
-    def abandon(self) -> None:
-        """Left to the main process."""
-
-
 # --- who belongs to the run -------------------------------------------------------------------------------------------
 
 
@@ -217,32 +132,30 @@ class Hosts:
 def find_hosts(config: HostsConfig, environment: Mapping[str, str] = os.environ) -> Hosts | None:
     """The processes of this run by flags, else by the cluster's environment; None if this process is alone."""
     given = {"coordinator": config.coordinator, "processes": config.processes, "process_id": config.process_id}
-    for name in ("connect_timeout", "lost_timeout"):
-        if getattr(config, name) < 1:
-            raise ConfigError(f"hosts.{name} = {getattr(config, name)} should be 1 second or more.")
+    if min(config.connect_timeout, config.lost_timeout) < 1:
+        raise ConfigError("hosts.connect_timeout and hosts.lost_timeout should be 1 second or more.")
     if config.processes == 1 and config.process_id in (None, 0):
         return None
     if None not in given.values():
         return _checked(Hosts(config.coordinator, config.processes, config.process_id, "the --hosts flags"))
     found = _of_jax(environment) or _of_slurm(environment) or _of_launcher(environment) or _of_accelerators(environment)
-    flags = [f"--hosts.{name.replace('_', '-')}" for name, value in given.items() if value is not None]
-    if found is None or (found.coordinator is None and flags):
-        if flags:
-            raise ConfigError(
-                f"{' and '.join(flags)} alone do not say who the other hosts are: give --hosts.coordinator HOST:PORT, "
-                "--hosts.processes N and --hosts.process-id I together."
-            )
+    changes: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    flags = [f"--hosts.{name.replace('_', '-')}" for name in changes]
+    if flags and (found is None or found.coordinator is None):
+        raise ConfigError(
+            f"{' and '.join(flags)} alone do not say who the other hosts are: give --hosts.coordinator HOST:PORT, "
+            "--hosts.processes N and --hosts.process-id I together."
+        )
+    if found is None:
         return None
-    changes = {name: value for name, value in given.items() if value is not None}
-    found = replace(found, found_by=" and ".join([found.found_by, *flags]), **changes)  # type: ignore[arg-type]
+    found = replace(found, found_by=" and ".join([found.found_by, *flags]), **changes)
     return None if found.processes == 1 else _checked(found)
 
 
 def _checked(hosts: Hosts) -> Hosts:
     if hosts.coordinator is None or hosts.processes is None or hosts.process_id is None:
         return hosts
-    host, colon, port = hosts.coordinator.rpartition(":")
-    if not (host and colon and port.isdecimal() and 0 < int(port) < 65_536):
+    if not re.fullmatch(r".+:\d{1,5}", hosts.coordinator):
         raise ConfigError(f"the address of the first host is HOST:PORT; {hosts.coordinator!r} is none.")
     if hosts.processes < 1 or not 0 <= hosts.process_id < hosts.processes:
         raise ConfigError(
@@ -254,13 +167,13 @@ def _checked(hosts: Hosts) -> Hosts:
 
 def join_hosts(hosts: Hosts, config: HostsConfig) -> None:
     """Meet the other processes. It has to come before anything makes JAX look for devices."""
-    _check_reachable(hosts, config.connect_timeout)
     # The collectives of CPUs; accelerators have their own.
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     # It would take SIGTERM, which asks this run to save and end.
     jax.config.update("jax_enable_preemption_service", False)
     known: dict[str, Any] = {}
     if hosts.coordinator is not None:
+        _check_reachable(hosts, config.connect_timeout)
         known = {
             "coordinator_address": hosts.coordinator,
             "num_processes": hosts.processes,
@@ -290,20 +203,18 @@ def join_hosts(hosts: Hosts, config: HostsConfig) -> None:
         raise ConfigError(f"every host should have as many devices as the others; there are {sorted(counts)}.")
 
 
-def _check_reachable(hosts: Hosts, seconds: float) -> None:
-    """Raise if the first host cannot be reached, where JAX would abort the process."""
-    if hosts.coordinator is None:
-        return
+def _check_reachable(hosts: Hosts, seconds: float) -> None:  # where JAX would abort the process
+    assert hosts.coordinator is not None
     host, _, port = hosts.coordinator.rpartition(":")
     if hosts.process_id == 0:
         with socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
                 probe.bind(("", int(port)))
-            except OSError as error:
+            except (OSError, OverflowError) as error:
                 raise ConfigError(
-                    f"port {port} of this host, at which the others are to meet it, cannot be used: {error.strerror}. "
-                    "Choose another with --hosts.coordinator."
+                    f"port {port} of this host, at which the others are to meet it, cannot be used: {error}. Choose "
+                    "another with --hosts.coordinator."
                 ) from error
         return
     give_up = time.monotonic() + seconds
@@ -311,12 +222,12 @@ def _check_reachable(hosts: Hosts, seconds: float) -> None:
         try:
             socket.create_connection((host.strip("[]"), int(port)), timeout=2.0).close()
             return
-        except OSError as error:
+        except (OSError, OverflowError) as error:
             if time.monotonic() > give_up:
                 raise ConfigError(
                     f"the first host does not answer at {hosts.coordinator} (known by {hosts.found_by}) within "
-                    f"{seconds:g} s: {error.strerror or error}. Was process 0 started there, and does no firewall "
-                    "keep the port shut? It may take longer with --hosts.connect-timeout."
+                    f"{seconds:g} s: {error}. Was process 0 started there, and does no firewall keep the port shut? It "
+                    "may take longer with --hosts.connect-timeout."
                 ) from error
             time.sleep(0.2)
 
@@ -380,3 +291,160 @@ def _of_accelerators(environment: Mapping[str, str]) -> Hosts | None:
     )
     is_job = "KUBERNETES_SERVICE_HOST" in environment and "JOB_COMPLETION_INDEX" in environment
     return Hosts(None, None, None, "JAX") if has_tpu or is_job else None
+
+
+# --- the process that watches this one -------------------------------------------------------------------------------
+
+
+def supervise(hosts: Hosts, config: HostsConfig, work: Callable[[], int]) -> int:
+    """Join the others and do the work in a child process; returns its exit code, or raises with why it was aborted."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    with tempfile.TemporaryFile() as native_output:
+        alive, held = os.pipe()
+        child = os.fork()
+        if child == 0:
+            os.close(held)
+            _run_child(hosts, config, work, native_output, alive)
+        os.close(alive)
+
+        def forward(number: int, frame: Any) -> None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(child, number)
+
+        before = {number: signal.signal(number, forward) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+        try:
+            code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        finally:
+            os.close(held)
+            for number, handler in before.items():
+                signal.signal(number, handler)
+        if code >= 0:
+            return code
+        native_output.seek(0)
+        output = native_output.read().decode(errors="replace")
+    raise TrainingError(f"{hosts}: {_explain(code, output, hosts, config)}")
+
+
+def _explain(code: int, output: str, hosts: Hosts, config: HostsConfig) -> str:
+    if code != -signal.SIGABRT or "distributed service" not in output:
+        tail = "\n".join(output.strip().splitlines()[-20:])
+        return f"the process was {format_exit(code)}, and the run cannot continue. {_RESUME} Its last output:\n{tail}"
+    if silent := re.search(r"stopped sending heartbeats\):\s*((?:[\d, ]+\s)+)", output):
+        names = ", ".join(silent[1].split())
+        lost = f"host {names} has given no sign of life for {config.lost_timeout} s (--hosts.lost-timeout)"
+    elif hosts.process_id != 0:
+        lost = f"host 0, at {hosts.coordinator}, is gone or cannot be reached any more"
+    else:
+        lost = "the connection with another host was lost"
+    return f"{lost}, so the run cannot continue. See its log for why. {_RESUME}"
+
+
+def _run_child(
+    hosts: Hosts, config: HostsConfig, work: Callable[[], int], native_output: IO[bytes], alive: int
+) -> None:
+    """Join, work and exit; it never returns."""
+
+    def exit_with_parent() -> None:
+        os.read(alive, 1)  # the parent holds the other end, which closes when it ends, even by force
+        os._exit(1)
+
+    os.setsid()  # Ctrl-C in the terminal reaches it once, from its parent
+    threading.Thread(target=exit_with_parent, daemon=True).start()
+    _redirect_native_output(native_output, hosts.process_id or 0)
+    code = 1
+    try:
+        try:
+            join_hosts(hosts, config)
+            if jax.process_count() > 1:
+                threading.Thread(target=_exit_with_others, daemon=True).start()
+            code = work()
+            with contextlib.suppress(Exception):  # all that had to be done is done
+                jax.distributed.shutdown()
+        except BaseException as error:
+            if _is_of_others(error) and jax.distributed.is_initialized():
+                # Most likely a host is lost: JAX will find out which, and abort this process.
+                time.sleep(1.5 * config.lost_timeout + _GRACE)
+            code = _report(error, str(hosts))
+            _announce_end(str(error) or type(error).__name__)
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        # Threads of JAX that wait for others do not survive the interpreter's end.
+        os._exit(code)
+
+
+def _redirect_native_output(output: IO[bytes], index: int) -> None:
+    """Keep what native libraries write for the parent; what Python prints goes where it went.
+
+    Processes but the first print only warnings and errors, and say whose they are.
+    """
+    before = sys.stderr
+    sys.stdout = os.fdopen(os.dup(1), "w", errors="replace") if index == 0 else open(os.devnull, "w")  # noqa: SIM115
+    sys.stderr = os.fdopen(os.dup(2), "w", buffering=1, errors="replace")
+    os.dup2(output.fileno(), 1)
+    os.dup2(output.fileno(), 2)
+    for handler in logging.getLogger().handlers:
+        if isinstance(handler, logging.StreamHandler) and handler.stream is before:
+            handler.setStream(sys.stderr)
+            if index:
+                handler.setFormatter(logging.Formatter(f"host {index}: %(levelname)s: %(message)s"))
+
+
+def _report(error: BaseException, who: str) -> int:
+    if isinstance(error, SystemExit):
+        return error.code if isinstance(error.code, int) else 1
+    if isinstance(error, UserError):
+        text, code = f"error: {error}", error.exit_code
+    elif isinstance(error, KeyboardInterrupt):
+        text, code = "interrupted", 130
+    elif isinstance(error, OSError):
+        text, code = f"error: {error.filename or 'system'}: {error.strerror or error}", 2
+    else:
+        text, code = "".join(traceback.format_exception(error)), 1
+    print(f"{who}: {text}", file=sys.stderr)
+    return code
+
+
+def _is_of_others(error: BaseException | None) -> bool:
+    """Whether an error, or its cause, is of the communication with other processes."""
+    while error is not None:
+        if re.search("gloo|nccl|coordination|barrier|UNAVAILABLE|heartbeat", str(error), re.IGNORECASE):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
+def _announce_end(reason: str) -> None:
+    """Tell the others that this process ends; the first one waits until they know, since JAX would abort them."""
+    if not jax.distributed.is_initialized():
+        return
+    index = jax.process_index()
+    with contextlib.suppress(Exception):  # another may have been first, or the coordinator be gone
+        client().key_value_set(f"{_ENDED}/reason", f"host {index} has ended: {reason.splitlines()[0][:500]}")
+    with contextlib.suppress(Exception):
+        client().key_value_set(f"{_ENDED}-gone/{index}", "")
+    give_up = time.monotonic() + 3 * _GRACE
+    while index == 0 and time.monotonic() < give_up:
+        with contextlib.suppress(Exception):
+            if len(client().key_value_dir_get(f"{_ENDED}-gone")) == jax.process_count():
+                return
+        time.sleep(0.1)
+
+
+def _exit_with_others() -> None:
+    index = jax.process_index()
+    while True:
+        try:
+            reason = client().blocking_key_value_get(f"{_ENDED}/reason", 10_000)
+            break
+        except Exception as error:
+            if "DEADLINE_EXCEEDED" not in str(error):
+                return  # the coordinator is gone; JAX notices too
+    if reason.startswith(f"host {index} "):
+        return
+    time.sleep(_GRACE)  # the same may have happened here, and is reported here then
+    text = f"host {index}: {reason}\nThe run cannot continue without it. {_RESUME}"
+    print(text, file=sys.stderr, flush=True)
+    _announce_end(reason)
+    os._exit(1)

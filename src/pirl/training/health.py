@@ -2,6 +2,7 @@
 
 import functools
 import io
+import itertools
 import json
 import logging
 import math
@@ -9,7 +10,7 @@ import signal
 from collections import deque
 from collections.abc import Callable, Mapping
 from statistics import median
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any, TypeVar
 
 import jax
@@ -21,47 +22,19 @@ from pirl.errors import TrainingError
 from pirl.files import write_file
 from pirl.processes import handle_stops
 from pirl.run_files import RunFiles, saved_steps
-from pirl.training.distributed import SharedRequest
+from pirl.training.distributed import all_gather
+from pirl.training.sharding import named_leaves
 
+MAX_RECORDED = 10  # bad batches that are kept: the first ones, nearest to the cause
+_PATIENCE = 50  # updates in a row with a mean of Q beyond the returns in the data
+_SLOW_ITERATIONS = 3  # in a row that have to be slow, and that come before any is judged
+_WARM_UP = 2  # iterations after which the best success is compared with
+_STEPS_PER_POLL = 4  # of several hosts, for a stop that another one was asked for
 logger = logging.getLogger(__name__)
-
-# Bad batches that are kept: the first ones, nearest to the cause.
-MAX_RECORDED = 10
-# Updates in a row with a mean of Q beyond the returns in the data.
-_PATIENCE = 50
-# Iterations in a row that have to be slow, and that come before any is judged.
-_SLOW_ITERATIONS = 3
-# Iterations after which the best success is compared with.
-_WARM_UP = 2
 
 AgentT = TypeVar("AgentT")
 BatchT = TypeVar("BatchT")
 Update = Callable[[AgentT, BatchT, jax.Array], tuple[AgentT, dict[str, Any]]]
-
-
-def guarded(update: Update[AgentT, BatchT], loss_limit: float = math.inf) -> Update[AgentT, BatchT]:
-    """An update that leaves the learner exactly as it was where the loss or a gradient is not finite, or too large.
-
-    The metrics stay those of the attempt, and `skipped` (1 or 0) joins them. It is pure: compile it, or scan over it.
-    """
-
-    @functools.wraps(update)
-    def attempt(agent: AgentT, batch: BatchT, rng: jax.Array) -> tuple[AgentT, dict[str, Any]]:
-        updated, metrics = update(agent, batch, rng)
-        fine = jnp.abs(metrics["loss"]) <= loss_limit
-        for is_finite in _watched(metrics).values():
-            fine &= is_finite
-        kept = jax.tree.map(lambda new, old: jnp.where(fine, new, old), updated, agent)
-        return kept, {**metrics, "skipped": jnp.where(fine, 0.0, 1.0)}
-
-    return attempt
-
-
-def _watched(metrics: Mapping[str, Any]) -> dict[str, Any]:
-    """Whether the loss and the gradients are finite, by name. A policy that did not move has no gradient."""
-    moves = jnp.asarray(metrics.get("actor/moves", 1.0)) > 0
-    names = ("loss", *sorted(name for name in metrics if name.startswith("grad_norm/")))
-    return {name: jnp.isfinite(metrics[name]) | ((name == "grad_norm/policy") & ~moves) for name in names}
 
 
 class Interrupted(Exception):  # noqa: N818
@@ -74,6 +47,34 @@ class Diverged(TrainingError):  # noqa: N818
     def __init__(self, reason: str, explanation: str | None = None) -> None:
         super().__init__(explanation or reason)
         self.reason, self.explanation = reason, explanation
+
+
+# --- updates ----------------------------------------------------------------------------------------------------------
+
+
+def guarded(update: Update[AgentT, BatchT], loss_limit: float = math.inf) -> Update[AgentT, BatchT]:
+    """An update that leaves the learner exactly as it was where the loss or a gradient is not finite, or too large.
+
+    The metrics stay those of the attempt, and `skipped` (1 or 0) joins them. It is pure: compile it, or scan over it.
+    """
+
+    @functools.wraps(update)
+    def attempt(agent: AgentT, batch: BatchT, rng: jax.Array) -> tuple[AgentT, dict[str, Any]]:
+        updated, metrics = update(agent, batch, rng)
+        fine = jnp.abs(metrics["loss"]) <= loss_limit
+        for is_finite in _finite(metrics).values():
+            fine &= is_finite
+        kept = jax.tree.map(lambda new, old: jnp.where(fine, new, old), updated, agent)
+        return kept, {**metrics, "skipped": jnp.where(fine, 0.0, 1.0)}
+
+    return attempt
+
+
+def _finite(metrics: Mapping[str, Any]) -> dict[str, Any]:
+    """Whether the loss and the gradients are finite, by name. A policy that did not move has no gradient."""
+    moves = jnp.asarray(metrics.get("actor/moves", 1.0)) > 0
+    names = ("loss", *sorted(name for name in metrics if name.startswith("grad_norm/")))
+    return {name: jnp.isfinite(metrics[name]) | ((name == "grad_norm/policy") & ~moves) for name in names}
 
 
 class UpdateGuard:
@@ -93,9 +94,7 @@ class UpdateGuard:
         self._config, self._run, self._returns = config, run, returns
         self._wait_for_checkpoints = wait_for_checkpoints
         self._waiting: deque[tuple[int, Mapping[str, Any], Any]] = deque()
-        self._beyond = 0
-        self.skipped = 0
-        self.in_a_row = 0
+        self.skipped = self.in_a_row = self._beyond = 0
 
     def check(self, step: int, metrics: Mapping[str, Any], batch: Any) -> None:
         """Take the result of a guarded update and check the one before, so that the device always has work.
@@ -117,26 +116,35 @@ class UpdateGuard:
         return {"skipped": self.skipped, "in_a_row": self.in_a_row, "beyond": self._beyond}
 
     def load_state(self, state: Mapping[str, int]) -> None:
-        """Go on from saved counts."""
         self._waiting.clear()
         self.skipped, self.in_a_row, self._beyond = state["skipped"], state["in_a_row"], state["beyond"]
 
     def _check(self, step: int, metrics: Mapping[str, Any], batch: Any) -> None:
-        flags = np.asarray(metrics["skipped"])
-        first = step - flags.size + 1
         self._check_values(step, metrics.get("critic/q_mean"))
+        flags = np.asarray(metrics["skipped"])
         for index in np.ndindex(flags.shape):
             if not flags[index]:
                 self.in_a_row = 0
                 continue
             self.skipped += 1
             self.in_a_row += 1
+            this = step - flags.size + 1 + sum(index)
             values = {name: float(np.asarray(value)[index]) for name, value in metrics.items()}
-            self._record(first + sum(index), values, jax.tree.map(lambda leaf, at=index: leaf[at], batch))
+            reason = self._reason(values)
+            self._record(this, reason, values, jax.tree.map(lambda leaf, at=index: leaf[at], batch))
             if self.in_a_row >= self._config.max_skipped:
                 self._wait_for_checkpoints()
-                reason = f"{self._config.max_skipped} updates in a row were skipped"
-                raise Diverged(reason, self._explain(first + sum(index), values))
+                saved = saved_steps(self._run.states)
+                good = (
+                    f"The last good state is {self._run.states / str(saved[-1])}" if saved else "No state was saved yet"
+                )
+                raise Diverged(
+                    f"{self.in_a_row} updates in a row were skipped",
+                    f"training stopped at step {this}: {self.in_a_row} updates in a row were skipped (in the last, "
+                    f"{reason}). {good}. The batches are in {self._run.bad_batches}, each with a JSON file that counts "
+                    "its values that are not finite: if there are any, check the dataset (`pirl data check`). If not, "
+                    "try a lower learning rate, a longer warm-up or a smaller clip_norm.",
+                )
 
     def _check_values(self, step: int, q_mean: Any) -> None:
         """Stop where the mean of Q has been beyond all returns in the data for a while."""
@@ -155,20 +163,24 @@ class UpdateGuard:
                     "--health.max-value-excess 0."
                 )
 
-    def _record(self, step: int, metrics: dict[str, float], batch: Any) -> None:
+    def _reason(self, metrics: Mapping[str, float]) -> str:
+        odd = [f"{name} is {metrics[name]}" for name, is_finite in _finite(metrics).items() if not is_finite]
+        limit = f"loss is {metrics['loss']:.4g}, beyond health.loss_limit = {self._config.loss_limit:g}"
+        return ", ".join(odd) or limit
+
+    def _record(self, step: int, reason: str, metrics: dict[str, float], batch: Any) -> None:
         """Write the batch and its statistics, unless there are enough already."""
         path = self._run.bad_batches / f"{step:08d}.npz"
         if not path.exists() and len(list(self._run.bad_batches.glob("*.npz"))) >= MAX_RECORDED:
             return
-        leaves = {
-            jax.tree_util.keystr(where, simple=True, separator="/"): _as_numpy(leaf)
-            for where, leaf in jax.tree_util.tree_leaves_with_path(batch)
-        }
+        leaves = {name: np.asarray(leaf) for name, leaf in named_leaves(batch).items()}
+        # What numpy does not know by itself, such as bfloat16, cannot be read back from its files.
+        leaves = {name: leaf if leaf.dtype.isbuiltin == 1 else leaf.astype(np.float32) for name, leaf in leaves.items()}
         arrays = io.BytesIO()
         np.savez_compressed(arrays, **leaves)  # type: ignore[arg-type]
         about = {
             "step": step,
-            "reason": self._reason(metrics),
+            "reason": reason,
             "metrics": {name: value if math.isfinite(value) else str(value) for name, value in metrics.items()},
             "leaves": {name: _describe(leaf) for name, leaf in leaves.items()},
         }
@@ -178,40 +190,21 @@ class UpdateGuard:
         except OSError as error:
             logger.warning("update %d was skipped, and its batch cannot be written: %s", step, error)
         else:
-            logger.warning("update %d was skipped: %s. Its batch is %s.", step, about["reason"], path)
-
-    def _reason(self, metrics: Mapping[str, float]) -> str:
-        odd = [f"{name} is {metrics[name]}" for name, is_finite in _watched(metrics).items() if not is_finite]
-        limit = f"loss is {metrics['loss']:.4g}, beyond health.loss_limit = {self._config.loss_limit:g}"
-        return ", ".join(odd) or limit
-
-    def _explain(self, step: int, metrics: Mapping[str, float]) -> str:
-        saved = saved_steps(self._run.states)
-        state = f"The last good state is {self._run.states / str(saved[-1])}" if saved else "No state was saved yet"
-        return (
-            f"training stopped at step {step}: {self.in_a_row} updates in a row were skipped (in the last, "
-            f"{self._reason(metrics)}). {state}. The batches are in {self._run.bad_batches}, each with a JSON file that "
-            "counts its values that are not finite: if there are any, check the dataset (`pirl data check`). If not, "
-            "try a lower learning rate, a longer warm-up or a smaller clip_norm."
-        )
-
-
-def _as_numpy(leaf: Any) -> np.ndarray:
-    array = np.asarray(leaf)
-    # What numpy does not know by itself, such as bfloat16, cannot be read back from its files.
-    return array if array.dtype.isbuiltin == 1 else array.astype(np.float32)
+            logger.warning("update %d was skipped: %s. Its batch is %s.", step, reason, path)
 
 
 def _describe(array: np.ndarray) -> dict[str, Any]:
     finite = array[np.isfinite(array)]
     unbounded = int(np.sum(array == -np.inf))  # returns of episodes that did not end
-    ends = [float(finite.min()), float(finite.max())] if finite.size else None
     return {
         "shape": list(array.shape),
         "dtype": str(array.dtype),
         "not_finite": int(array.size - finite.size) - unbounded,
-        "range": ends,
+        "range": [float(finite.min()), float(finite.max())] if finite.size else None,
     }
+
+
+# --- iterations and measurements --------------------------------------------------------------------------------------
 
 
 class RolloutMonitor:
@@ -247,8 +240,8 @@ class RolloutMonitor:
         limit = self._config.max_drift
         if drift is None or (math.isfinite(drift) and (limit is None or drift <= limit)):
             return
-        of = "" if limit is None else f", beyond health.max_drift = {limit:g}"
-        self._respond(f"the policy has drifted by {drift:.4g} from where it began{of}")
+        beyond = "" if limit is None else f", beyond health.max_drift = {limit:g}"
+        self._respond(f"the policy has drifted by {drift:.4g} from where it began{beyond}")
 
     def _respond(self, reason: str, *, can_go_back: bool = True) -> None:
         """Warn, or raise `Diverged`, as configured."""
@@ -275,13 +268,10 @@ class RolloutMonitor:
         )
 
     def state(self) -> dict[str, Any]:
-        """The best success, and the last good step."""
         return {"best": self._best, "seen": self._seen, "good_step": self.good_step}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Go on from a saved state."""
-        self._best, self._seen = float(state["best"]), int(state["seen"])
-        self.good_step = int(state["good_step"])
+        self._best, self._seen, self.good_step = state["best"], state["seen"], state["good_step"]
 
 
 class EarlyStopping:
@@ -307,18 +297,18 @@ class EarlyStopping:
 
     @property
     def done(self) -> bool:
-        """Whether the metric has not improved for too long."""
         return self._config.metric is not None and self._waited >= self._config.patience
 
     def state(self) -> dict[str, Any]:
-        """The best value, and how many measurements did not improve on it."""
         return {"best": self._best, "waited": self._waited, "metric": self._config.metric, "mode": self._config.mode}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Go on from a saved state, unless another metric was watched then."""
-        now = self.state()
-        if all(state[name] == now[name] for name in ("metric", "mode")):
+        if (state["metric"], state["mode"]) == (self._config.metric, self._config.mode):
             self._best, self._waited = state["best"], state["waited"]
+
+
+# --- signals ----------------------------------------------------------------------------------------------------------
 
 
 class StopSignal:
@@ -327,11 +317,11 @@ class StopSignal:
     A hang-up that is ignored (nohup) stays so. `notify` shows a note; it is called from within the signal handler.
     """
 
-    def __init__(self, notify: Callable[[str], None] | None = None):
+    def __init__(self, notify: Callable[[str], None] = lambda text: None):
         self._notify = notify
-        self._request = SharedRequest()
+        self._polls = itertools.count()
         self._before: dict[int, Any] = {}
-        self.received: signal.Signals | None = None
+        self.received: int | None = None
 
     @property
     def requested(self) -> bool:
@@ -340,10 +330,13 @@ class StopSignal:
 
     def agreed(self) -> bool:
         """Whether to save and end now; the same in all processes, which call it at the same steps."""
-        received = self._request.poll(self.received)
-        if received is not None:
-            self.received = signal.Signals(received)
-        return received is not None
+        if jax.process_count() == 1:
+            return self.requested
+        if next(self._polls) % _STEPS_PER_POLL:
+            return False
+        received = [number for number in all_gather(self.received) if number is not None]
+        self.received = received[0] if received else self.received
+        return bool(received)
 
     @property
     def exit_code(self) -> int:
@@ -354,15 +347,12 @@ class StopSignal:
         self._before = handle_stops(self._handle)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if self.requested and number == signal.SIGINT:
             raise KeyboardInterrupt
-        self.received = self.received or signal.Signals(number)
-        if self._notify is not None:
-            self._notify("stopping after this step; Ctrl-C again ends at once")
+        self.received = self.received or number
+        self._notify("stopping after this step; Ctrl-C again ends at once")

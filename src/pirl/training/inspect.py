@@ -1,7 +1,7 @@
 """Saved states and policies: what they consist of, by metadata alone; how far two are apart; and the learner in one."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -28,8 +28,7 @@ from pirl.training.checkpoints import ARRAYS, FILE_NAME, DamageError, choose_ste
 from pirl.training.setup import agent_shapes, create_learner, set_up
 from pirl.training.sharding import named_leaves
 
-# Numbers compared together in float64: little beside the array they are from.
-_BLOCK = 1 << 22
+_BLOCK = 1 << 22  # numbers compared together in float64
 Leaves = Mapping[str, jax.ShapeDtypeStruct]
 
 
@@ -43,7 +42,7 @@ class Layout:
 
     def bytes_per_device(self, path: str, leaf: jax.ShapeDtypeStruct) -> int:
         """Bytes of an array on one device."""
-        return bytes_of(leaf) // math.prod(self.pieces[path])
+        return _bytes(leaf) // math.prod(self.pieces[path])
 
 
 @dataclass(frozen=True)
@@ -68,19 +67,19 @@ class SavedState:
         start = f"{subtree}/" if subtree else ""
         found = {path.removeprefix(start): path for path in self.leaves if path.startswith(start)}
         if not found:
-            known = {"/".join(path.split("/")[:depth]) for path in self.leaves for depth in (1, 2, 3)}
-            tops = dict.fromkeys(path.split("/")[0] for path in self.leaves)
+            known = {_group(path, depth) for path in self.leaves for depth in (1, 2, 3)}
+            tops = dict.fromkeys(_group(path, 1) for path in self.leaves)
             raise ConfigError(f"{self.title} has no {subtree}. {did_you_mean(subtree, known)}It has {', '.join(tops)}.")
         return found
 
 
 @dataclass(frozen=True)
 class Part:
-    """A subtree in numbers."""
+    """A subtree in numbers; `shape` of an array that stands alone."""
 
     name: str
     leaves: int
-    shape: tuple[int, ...] | None  # of an array that stands alone
+    shape: tuple[int, ...] | None
     parameters: int
     dtypes: tuple[str, ...]
     bytes: int
@@ -88,7 +87,15 @@ class Part:
     bytes_per_device: int
 
 
-# --- opening ---------------------------------------------------------------------------------------------------------
+def _bytes(leaf: jax.ShapeDtypeStruct) -> int:
+    return int(leaf.size) * leaf.dtype.itemsize
+
+
+def _group(path: str, depth: int) -> str:
+    return "/".join(path.split("/")[:depth])
+
+
+# --- opening ----------------------------------------------------------------------------------------------------------
 
 
 def open_state(path: Path, step: int | None = None) -> SavedState:
@@ -104,7 +111,7 @@ def open_state(path: Path, step: int | None = None) -> SavedState:
     if (directory / FILE_NAME).is_file():
         return _open_full(directory, directory.parents[2])
     policy = open_checkpoint(directory)
-    layout = planned_layout(policy.leaves, devices=1, fsdp_devices=1)
+    layout = planned_layout(policy.leaves, 1, 1)
     if isinstance(policy.arrays, OrbaxArrays):
         layout = _saved_layout(policy.arrays.metadata)
     return SavedState(f"the policy {path}", policy, layout)
@@ -112,46 +119,41 @@ def open_state(path: Path, step: int | None = None) -> SavedState:
 
 def _open_full(directory: Path, run: Path) -> SavedState:
     try:
-        record = read_record(directory)
-        leaves = {path: jax.ShapeDtypeStruct(tuple(shape), dtype) for path, (shape, dtype) in record["leaves"].items()}
+        paths = list(read_record(directory)["leaves"])
         arrays = open_arrays(directory / ARRAYS)
-    except CheckpointError:
-        raise
-    except (DamageError, KeyError, ValueError, TypeError) as error:
+        arrays = replace(arrays, metadata={path: arrays.metadata[path] for path in paths})
+    except KeyError as error:
+        raise CheckpointError(f"{directory} is damaged: {error} is missing.") from error
+    except (DamageError, ValueError, TypeError) as error:
         raise CheckpointError(f"{directory} is damaged: {in_one_line(error)}.") from error
-    if missing := [path for path in leaves if path not in arrays.metadata]:
-        raise CheckpointError(f"{directory} is damaged: {missing[0]} is missing.")
-    arrays = replace(arrays, metadata={path: arrays.metadata[path] for path in leaves})
-    store = Checkpoint(directory, "released", arrays, {})
     notes, config = [], None
     try:
         config = load_config(RunFiles(run).config_file)
     except ConfigError as error:
         notes.append(f"dtypes were not compared with the configuration: {error}")
+    store = Checkpoint(directory, "released", arrays, {})
     title = f"the state of step {directory.name} in {run.name}"
     return SavedState(title, store, _saved_layout(arrays.metadata), config, notes)
-
-
-# --- layouts ---------------------------------------------------------------------------------------------------------
 
 
 def planned_layout(leaves: Leaves, devices: int, fsdp_devices: int) -> Layout:
     """The layout on so many devices."""
     if fsdp_devices < 1 or devices < 1 or devices % fsdp_devices:
         raise ConfigError(f"--fsdp {fsdp_devices} does not divide --devices {devices}.")
-    sizes = {"fsdp": fsdp_devices}
-    specs = {path: sharding.state_spec(path, leaf.shape, leaf.dtype, fsdp_devices) for path, leaf in leaves.items()}
-    return Layout({path: _pieces(leaf, specs[path], sizes) for path, leaf in leaves.items()}, devices, fsdp_devices)
+    pieces = {}
+    for path, leaf in leaves.items():
+        spec = sharding.state_spec(path, leaf.shape, leaf.dtype, fsdp_devices)
+        pieces[path] = _pieces(leaf, spec, {"fsdp": fsdp_devices})
+    return Layout(pieces, devices, fsdp_devices)
 
 
 def _saved_layout(tree: Mapping[str, Any]) -> Layout:
     """The layout when the arrays were saved; replicated, where it was not written."""
     pieces, devices, fsdp = {}, 1, 1
     for path, leaf in tree.items():
-        place = leaf.sharding
-        lengths = map(int, getattr(place, "shape", ()))
-        sizes = dict(zip(getattr(place, "axis_names", ()), lengths, strict=True))
-        spec = PartitionSpec(*(getattr(place, "partition_spec", None) or ()))
+        lengths = map(int, getattr(leaf.sharding, "shape", ()))
+        sizes = dict(zip(getattr(leaf.sharding, "axis_names", ()), lengths, strict=True))
+        spec = PartitionSpec(*(getattr(leaf.sharding, "partition_spec", None) or ()))
         pieces[path] = _pieces(leaf, spec, sizes)
         devices = max(devices, math.prod(sizes.values()))
         fsdp = max(fsdp, sizes.get("fsdp", 1))
@@ -160,40 +162,29 @@ def _saved_layout(tree: Mapping[str, Any]) -> Layout:
 
 def _pieces(leaf: Any, spec: PartitionSpec, sizes: Mapping[str, int]) -> tuple[int, ...]:
     axes = [() if axis is None else (axis,) if isinstance(axis, str) else tuple(axis) for axis in spec]
-    cut = [math.prod(sizes[name] for name in names) for names in axes]
-    return (*cut, *[1] * (len(leaf.shape) - len(cut)))
+    split = [math.prod(sizes[name] for name in names) for names in axes]
+    return (*split, *[1] * (len(leaf.shape) - len(split)))
 
 
-# --- subtrees -------------------------------------------------------------------------------------------------------
-
-
-def bytes_of(leaf: jax.ShapeDtypeStruct) -> int:
-    """The size of an array in memory."""
-    return int(leaf.size) * leaf.dtype.itemsize
-
-
-def group_of(path: str, depth: int) -> str:
-    """The subtree that a path belongs to."""
-    return "/".join(path.split("/")[:depth])
+# --- describing -------------------------------------------------------------------------------------------------------
 
 
 def describe(state: SavedState, layout: Layout, depth: int, subtree: str = "") -> list[Part]:
     """The subtrees down to a depth, in the order of the state."""
     groups: dict[str, list[str]] = {}
     for relative, path in state.select(subtree).items():
-        groups.setdefault(group_of(relative, depth), []).append(path)
+        groups.setdefault(_group(relative, depth), []).append(path)
     parts = []
     for name, paths in groups.items():
         leaves = {path: state.leaves[path] for path in paths}
-        alone = leaves[paths[0]].shape if len(paths) == 1 else None
         parts.append(
             Part(
                 name=name,
                 leaves=len(paths),
-                shape=alone,
+                shape=leaves[paths[0]].shape if len(paths) == 1 else None,
                 parameters=sum(int(leaf.size) for leaf in leaves.values()),
                 dtypes=tuple(sorted({str(leaf.dtype) for leaf in leaves.values()})),
-                bytes=sum(map(bytes_of, leaves.values())),
+                bytes=sum(map(_bytes, leaves.values())),
                 sharded=sum(math.prod(layout.pieces[path]) > 1 for path in paths),
                 bytes_per_device=sum(layout.bytes_per_device(path, leaf) for path, leaf in leaves.items()),
             )
@@ -205,7 +196,9 @@ def unexpected(state: SavedState) -> list[str]:
     """Arrays that differ from the configuration: of another dtype, missing, or unexpected."""
     if state.config is None:
         return []
-    expected = {path: str(leaf.dtype) for path, leaf in expected_leaves(state.config).items()}
+    create = partial(create_learner, state.config, None)  # without the robot's width of the critics' input
+    agent = jax.eval_shape(create, abstract_model(state.config.model), jax.random.key(0))
+    expected = {path: str(leaf.dtype) for path, leaf in named_leaves(agent).items()}
     saved = {path: str(leaf.dtype) for path, leaf in state.leaves.items()}
     return [
         *(
@@ -218,12 +211,6 @@ def unexpected(state: SavedState) -> list[str]:
     ]
 
 
-def expected_leaves(config: RLTrainConfig) -> dict[str, jax.ShapeDtypeStruct]:
-    """The arrays of a learner of this configuration, without the robot's width of the critics' input."""
-    create = partial(create_learner, config, None)
-    return named_leaves(jax.eval_shape(create, abstract_model(config.model), jax.random.key(0)))
-
-
 def left_whole(leaves: Leaves, layout: Layout) -> list[str]:
     """Large replicated arrays, other than the critics', that have an axis which the devices divide."""
     count = layout.fsdp_devices
@@ -233,7 +220,7 @@ def left_whole(leaves: Leaves, layout: Layout) -> list[str]:
         if count > 1
         and path.split("/")[0] != sharding.CRITICS
         and math.prod(layout.pieces[path]) == 1
-        and bytes_of(leaf) >= sharding.MIN_SHARD_BYTES
+        and _bytes(leaf) >= sharding.MIN_SHARD_BYTES
         and any(length % count == 0 for length in leaf.shape)
     ]
 
@@ -251,25 +238,46 @@ class Difference:
     largest: float = 0.0
     only_first: int = 0
     only_second: int = 0
-    squares: list[float] = field(default_factory=lambda: [0.0, 0.0, 0.0])  # of the first, the second, the difference
+    squares: list[float] = field(default_factory=lambda: [0.0, 0.0])
     counts: list[int] = field(default_factory=lambda: [0, 0])
     common_square: float = 0.0  # of the second, where both have the array
+    difference_square: float = 0.0
 
     @property
     def root_mean_squares(self) -> tuple[float, float]:
         """The typical size of a number, on both sides."""
-        first, second = (
-            math.sqrt(square / count) if count else 0.0
-            for square, count in zip(self.squares[:2], self.counts, strict=True)
-        )
+        pairs = zip(self.squares, self.counts, strict=True)
+        first, second = (math.sqrt(square / count) if count else 0.0 for square, count in pairs)
         return first, second
 
     @property
     def relative(self) -> float:
         """The norm of the difference over that of the second."""
-        if self.squares[2] == 0:
+        if self.difference_square == 0:
             return 0.0
-        return math.sqrt(self.squares[2] / self.common_square) if self.common_square else math.inf
+        return math.sqrt(self.difference_square / self.common_square) if self.common_square else math.inf
+
+    def add(self, first: Shaped[np.ndarray, "..."] | None, second: Shaped[np.ndarray, "..."] | None) -> None:
+        """Count an array of each side, if it has it."""
+        self.only_first += second is None
+        self.only_second += first is None
+        for index, array in enumerate((first, second)):
+            if array is not None:
+                self.counts[index] += array.size
+                self.squares[index] += _square(array)
+        if first is None or second is None or first.shape != second.shape:
+            return
+        self.leaves += 1
+        self.common_square += _square(second)
+        largest = 0.0
+        for ours, theirs in zip(_blocks(first), _blocks(second), strict=True):
+            # NaN on both sides is no difference; on one side, it is an infinite one.
+            change = np.nan_to_num(np.abs(ours - theirs), nan=np.inf)
+            change = np.where(np.isnan(ours) & np.isnan(theirs), 0.0, change)
+            largest = max(largest, float(np.max(change, initial=0.0)))
+            self.difference_square += float(np.sum(np.square(change)))
+        self.differing += largest > 0
+        self.largest = max(self.largest, largest)
 
     def to_json(self) -> dict[str, Any]:
         """As plain data; null for what is infinite."""
@@ -278,13 +286,22 @@ class Difference:
             "subtree": self.name,
             "leaves": self.leaves,
             "differing": self.differing,
-            "max_difference": _finite(self.largest),
-            "relative": _finite(self.relative),
+            "max_difference": self.largest if math.isfinite(self.largest) else None,
+            "relative": self.relative if math.isfinite(self.relative) else None,
             "rms_first": first,
             "rms_second": second,
             "only_first": self.only_first,
             "only_second": self.only_second,
         }
+
+
+def _blocks(array: Shaped[np.ndarray, "..."]) -> Iterator[np.ndarray]:
+    flat = array.reshape(-1)
+    return (flat[start : start + _BLOCK].astype(np.float64) for start in range(0, flat.size, _BLOCK))
+
+
+def _square(array: Shaped[np.ndarray, "..."]) -> float:
+    return sum(float(np.sum(np.square(block))) for block in _blocks(array))
 
 
 @dataclass(frozen=True)
@@ -305,63 +322,18 @@ def compare_states(
     parts: dict[str, Difference] = {}
     other_shape = []
     for name in dict.fromkeys([*ours, *theirs]):
-        part = parts.setdefault(group_of(name, depth), Difference(group_of(name, depth)))
-        sides = [
-            _read(state, paths[name]) if name in paths else None for state, paths in ((first, ours), (second, theirs))
-        ]
-        if sides[0] is not None and sides[1] is not None and sides[0].shape != sides[1].shape:
-            other_shape.append(f"{name}: {_shape(sides[0])} and {_shape(sides[1])}")
-        _add(part, *sides)
-    return Comparison(
-        list(parts.values()),
-        [name for name in ours if name not in theirs],
-        [name for name in theirs if name not in ours],
-        other_shape,
-    )
+        part = parts.setdefault(_group(name, depth), Difference(_group(name, depth)))
+        left = _read(first, ours[name]) if name in ours else None
+        right = _read(second, theirs[name]) if name in theirs else None
+        if left is not None and right is not None and left.shape != right.shape:
+            other_shape.append(f"{name}: {left.shape} and {right.shape}")
+        part.add(left, right)
+    only_first, only_second = ([name for name in a if name not in b] for a, b in ((ours, theirs), (theirs, ours)))
+    return Comparison(list(parts.values()), only_first, only_second, other_shape)
 
 
 def _read(state: SavedState, path: str) -> Shaped[np.ndarray, "..."]:
     return np.asarray(state.store.read([path])[path])
-
-
-def _add(part: Difference, first: np.ndarray | None, second: np.ndarray | None) -> None:
-    part.only_first += second is None
-    part.only_second += first is None
-    both = first is not None and second is not None and first.shape == second.shape
-    for index, array in enumerate((first, second)):
-        if array is not None:
-            part.counts[index] += array.size
-            if not both:
-                part.squares[index] += sum(float(np.sum(np.square(block))) for block in _blocks(array))
-    if not both or first is None or second is None:
-        return
-    part.leaves += 1
-    largest = 0.0
-    for ours, theirs in zip(_blocks(first), _blocks(second), strict=True):
-        change = np.abs(ours - theirs)
-        # NaN on both sides is no difference; on one side, it is an infinite one.
-        change = np.where(np.isnan(ours) & np.isnan(theirs), 0.0, np.nan_to_num(change, nan=np.inf))
-        largest = max(largest, float(np.max(change, initial=0.0)))
-        square = float(np.sum(np.square(theirs)))
-        part.squares[0] += float(np.sum(np.square(ours)))
-        part.squares[1] += square
-        part.squares[2] += float(np.sum(np.square(change)))
-        part.common_square += square
-    part.differing += largest > 0
-    part.largest = max(part.largest, largest)
-
-
-def _blocks(array: np.ndarray) -> Any:
-    flat = array.reshape(-1)
-    return (flat[start : start + _BLOCK].astype(np.float64) for start in range(0, flat.size, _BLOCK))
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None
-
-
-def _shape(array: np.ndarray) -> str:
-    return "×".join(map(str, array.shape)) or "a number"
 
 
 # --- loading ----------------------------------------------------------------------------------------------------------

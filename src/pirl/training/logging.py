@@ -1,38 +1,53 @@
-"""What a run reports: metrics and timing to files and trackers, progress to the display."""
+"""What a run reports: metrics and timing to files and trackers, memory, and progress to the display."""
 
 import contextlib
+import importlib
+import io
+import json
 import logging
 import math
+import os
+import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from types import TracebackType
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Float
 
 from pirl.config import RLTrainConfig, to_plain
+from pirl.config.schema import LoggingConfig
+from pirl.errors import ConfigError
+from pirl.files import write_file, writing
+from pirl.imports import is_installed
+from pirl.models.types import Array
 from pirl.processes import read_host
-from pirl.training.display import Display
+from pirl.run_files import RunFiles
+from pirl.training.display import Display, Number
 from pirl.training.distributed import is_main_process
 from pirl.training.health import EarlyStopping
-from pirl.training.metrics import MetricsLog, Number
-from pirl.training.run import RunDirectory
 
 if TYPE_CHECKING:
     from pirl.training.streams import CollectResult, TrainState
 
 Activity = Literal["data", "update", "rollout", "evaluation", "checkpoint"]
-_GIB = 2.0**30
-# Below this share of its memory the host is nearly full; the kernel may end the process at any time.
-_NEARLY_FULL = 0.05
+# Summed over the run so far; everything else is averaged over the updates since it was last written.
+COUNTERS = frozenset({"skipped"})
+_MAX_WAITING = 1024  # updates whose metrics may wait on the device
+_LONGEST_LINE = 1 << 20  # bytes; so that the last whole line is found without reading the whole file
+_NEARLY_FULL = 0.05  # share of the host's memory that is left
+_ADVICE = "See to the cause (a full disk, missing rights), then continue with --resume."
 _logger = logging.getLogger(__name__)
 
 
 class RunLog:
     """What the loop, its stream and its hooks report. All processes measure the same; the main one writes it."""
 
-    def __init__(self, config: RLTrainConfig, run: RunDirectory, display: Display, early_stopping: EarlyStopping):
+    def __init__(self, config: RLTrainConfig, run: RunFiles, display: Display, early_stopping: EarlyStopping):
         """Nothing is opened before `load_state`: until then a run that is resumed stays as it is."""
         self._config, self._run, self._display, self._early_stopping = config, run, display, early_stopping
         self._metrics: MetricsLog | None = None
@@ -41,17 +56,14 @@ class RunLog:
         self._compiled: set[str] = set()
         self._has_updates = False
         self._updates_timed = 0
+        self.say = display.say
         self.measured: dict[str, Number] = {}
         """What was measured since the last checkpoint."""
 
     @property
     def hints(self) -> list[str]:
         """How to look at the curves in each tracker."""
-        return [] if self._metrics is None else self._metrics.hints
-
-    def say(self, text: str) -> None:
-        """A line for the display and the log."""
-        self._display.say(text)
+        return [] if self._metrics is None else [tracker.hint for tracker in self._metrics.trackers]
 
     @contextlib.contextmanager
     def activity(self, kind: Activity, phase: str | None = None, compiles: str | None = None) -> Iterator[None]:
@@ -86,7 +98,8 @@ class RunLog:
         values = {} if self._metrics is None else self._metrics.flush(state.step)
         timing = self._stopwatch.lap(self._updates_timed)
         self.take_memory("update")
-        self._write_timing(state.step, {**timing, **self._memory_values})
+        if self._metrics is not None:
+            self._metrics.write_timing(state.step, {**timing, **self._memory_values})
         self._updates_timed, self._memory_values = 0, {}
         self._display.update(state.progress, {**values, **self.measured}, timing)
 
@@ -100,37 +113,262 @@ class RunLog:
         """Say and write what rollouts came to."""
         for line in result.lines:
             self.say(line)
-        if result.timing:
-            self._write_timing(step, result.timing)
+        if result.timing and self._metrics is not None:
+            self._metrics.write_timing(step, result.timing)
         if result.metrics:
             self.measure(step, progress, result.metrics)
 
-    def _write_timing(self, step: int, values: Mapping[str, Number]) -> None:
-        if self._metrics is not None:
-            self._metrics.write_timing(step, values)
-
     def state(self) -> dict[str, Any]:
-        """Where the files stand, and what was measured since the last checkpoint."""
         position = None if self._metrics is None else self._metrics.position()
         return {"metrics": position, "measured": {name: float(value) for name, value in self.measured.items()}}
 
     def load_state(self, state: Mapping[str, Any] | None) -> None:
         """Begin (None), or go on from a saved state: what was written after it is cut off."""
         self.measured, self._updates_timed = dict(state["measured"]) if state else {}, 0
-        position = state["metrics"] if state else None
-        if self._metrics is not None:
-            self._metrics.rewind(position)
-        elif is_main_process():
+        self.close()
+        if is_main_process():
+            position = state["metrics"] if state else None
             self._metrics = MetricsLog(self._run.path, self._config.logging, position, to_plain(self._config))
 
-    def __enter__(self) -> "RunLog":
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def close(self) -> None:
         if self._metrics is not None:
             self._metrics.close()
+
+
+# --- metrics ----------------------------------------------------------------------------------------------------------
+
+
+class MetricsLog:
+    """Collects metrics of updates without waiting for the device, and writes them to the run directory and to trackers.
+
+    metrics.jsonl holds one object per written step and nothing that depends on time; timing.jsonl holds what does. A mean
+    is of the updates that computed the value (NaN: it was not) and were not skipped, written with as many digits as
+    float32 takes. `skipped` counts from the beginning of the run. What is not finite is left out.
+    """
+
+    def __init__(
+        self,
+        run: Path,
+        config: LoggingConfig,
+        resume_at: Mapping[str, Any] | None = None,
+        hyperparameters: Mapping[str, Any] | None = None,
+    ):
+        """Begin, or go on from a `position()`: what was written after it is cut off."""
+        position = resume_at or {"step": -1, "metrics": 0, "timing": 0, "sums": {}, "counters": {}}
+        self._step = position["step"]
+        self._metrics = JsonLines(RunFiles(run).metrics_file, position["metrics"])
+        self._timing = JsonLines(RunFiles(run).timing_file, position["timing"])
+        self._sums: dict[str, list[float]] = {name: list(sums) for name, sums in position["sums"].items()}
+        self._counters: dict[str, int] = dict(position["counters"])
+        self._waiting: list[tuple[tuple[str, ...], Array]] = []
+        self.trackers = open_trackers(run, config, self._step + 1, hyperparameters or {})
+
+    def add(self, metrics: Mapping[str, Float[Array, "*updates"]]) -> None:
+        """Take the metrics of an update, or of several that were compiled into one, as they are on the device."""
+        names = tuple(sorted(metrics))
+        self._waiting.append((names, _stack([metrics[name] for name in names])))
+        if len(self._waiting) >= _MAX_WAITING:
+            self._fetch()
+
+    def flush(self, step: int) -> dict[str, Number]:
+        """Write the means since the last flush, and the counts; return them all."""
+        self._fetch()
+        # The float64 with the fewest digits that float32 does not tell from the mean.
+        means = {name: float(str(np.float32(total / count))) for name, (total, count) in self._sums.items()}
+        self._sums = {}
+        return self.write(step, {**means, **self._counters})
+
+    def write(self, step: int, values: Mapping[str, Number]) -> dict[str, Number]:
+        """Write values that stand for themselves, such as those of an evaluation; return what was written."""
+        self._step, written = step, _finite(values)
+        self._metrics.write(step, written)
+        for tracker in self.trackers:
+            tracker.write(step, written)
+        return written
+
+    def write_timing(self, step: int, values: Mapping[str, Number]) -> None:
+        """Write what differs from one run to the next."""
+        written = _finite(values)
+        self._timing.write(step, written)
+        for tracker in self.trackers:
+            tracker.write(step, {f"time/{name}": value for name, value in written.items()})
+
+    def position(self) -> dict[str, Any]:
+        """Where the log stands, for a checkpoint: bytes on the disk, and sums not yet written."""
+        self._fetch()
+        sums = {name: list(sums) for name, sums in self._sums.items()}
+        sizes = {"metrics": self._metrics.size, "timing": self._timing.size}
+        return {"step": self._step, **sizes, "sums": sums, "counters": dict(self._counters)}
+
+    def close(self) -> None:
+        for each in (self._metrics, self._timing, *self.trackers):
+            each.close()
+
+    def _fetch(self) -> None:
+        """Add what waits on the device to the sums."""
+        waiting, self._waiting = self._waiting, []
+        for (names, _), table in zip(waiting, jax.device_get([table for _, table in waiting]), strict=True):
+            rows = dict(zip(names, table.reshape(len(names), -1).tolist(), strict=True))
+            skipped = rows.get("skipped", [0.0] * table[0].size)
+            for name, values in rows.items():
+                if name in COUNTERS:
+                    self._counters[name] = self._counters.get(name, 0) + int(sum(values))
+                    continue
+                # One by one and in order, so that a sum that was interrupted comes out the same.
+                for value, was_skipped in zip(values, skipped, strict=True):
+                    if not was_skipped and math.isfinite(value):
+                        total, count = self._sums.get(name, (0.0, 0))
+                        self._sums[name] = [total + value, count + 1]
+
+
+@jax.jit
+def _stack(values: list[Float[Array, "*updates"]]) -> Float[Array, "names *updates"]:
+    """One array of many: bringing each to the host by itself would take longer than a small update."""
+    return jnp.stack([value.astype(jnp.float32) for value in values])
+
+
+def _finite(values: Mapping[str, Number]) -> dict[str, Number]:
+    plain = {name: value if isinstance(value, int) else float(value) for name, value in values.items()}
+    return {name: value for name, value in sorted(plain.items()) if math.isfinite(value)}
+
+
+class JsonLines:
+    """A file of JSON objects, one per line, each on the disk as soon as it is written.
+
+    `keep` is how many bytes of an earlier run remain; of a line that was cut there, nothing does.
+    """
+
+    def __init__(self, path: Path, keep: int = 0):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._path, self._file = path, path.open("a+b")
+        end = min(keep, os.fstat(self._file.fileno()).st_size)
+        self._file.seek(max(end - _LONGEST_LINE, 0))
+        tail = self._file.read(min(end, _LONGEST_LINE))
+        kept = end - len(tail) + tail.rfind(b"\n") + 1
+        if kept < keep:
+            _logger.warning("%s held %d bytes when the state was saved, and holds %d whole ones now.", path, keep, kept)
+        self._file.truncate(kept)
+
+    @property
+    def size(self) -> int:
+        """Bytes so far, all of them safe on the disk."""
+        with writing(self._path.name, self._path.parent, _ADVICE):
+            os.fsync(self._file.fileno())
+        return os.fstat(self._file.fileno()).st_size
+
+    def write(self, step: int, values: Mapping[str, Number]) -> None:
+        """One line: the step, then the values by name."""
+        line = json.dumps({"step": step, **dict(sorted(values.items()))}, ensure_ascii=False, allow_nan=False)
+        with writing(f"the line of step {step} in {self._path.name}", self._path.parent, _ADVICE):
+            self._file.write(line.encode() + b"\n")
+            self._file.flush()
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):  # of a line that could not be written, as was said when it was tried
+            self._file.close()
+
+
+# --- trackers ---------------------------------------------------------------------------------------------------------
+
+
+def open_trackers(
+    run: Path, config: LoggingConfig, next_step: int, hyperparameters: Mapping[str, Any]
+) -> "list[TensorBoard | WeightsAndBiases | Trackio]":
+    """The trackers that are asked for; what they hold from `next_step` on is of a run that was cut off, and outdated."""
+    trackers: list[TensorBoard | WeightsAndBiases | Trackio] = []
+    if config.tensorboard and is_installed("tensorboard"):
+        trackers.append(TensorBoard(RunFiles(run).tensorboard, next_step))
+    if config.wandb != "off":
+        trackers.append(WeightsAndBiases(run, config, hyperparameters))
+    if config.trackio:
+        trackers.append(Trackio(run.name, config.project, hyperparameters, resume=next_step > 0))
+    return trackers
+
+
+class TensorBoard:
+    """Event files, written by the `tensorboard` package alone."""
+
+    def __init__(self, directory: Path, next_step: int):
+        self._event = importlib.import_module("tensorboard.compat.proto.event_pb2")
+        self._summary = importlib.import_module("tensorboard.compat.proto.summary_pb2").Summary
+        writer = importlib.import_module("tensorboard.summary.writer.event_file_writer")
+        self._writer = writer.EventFileWriter(str(directory))
+        self.hint = f"tensorboard --logdir {directory}"
+        # The beginning of a session makes TensorBoard forget what it read of this step and later ones.
+        self._add(step=next_step, session_log=self._event.SessionLog(status=self._event.SessionLog.START))
+
+    def _add(self, **content: Any) -> None:
+        self._writer.add_event(self._event.Event(wall_time=time.time(), **content))
+        self._writer.flush()
+
+    def write(self, step: int, values: Mapping[str, Number]) -> None:
+        scalars = [self._summary.Value(tag=name, simple_value=value) for name, value in values.items()]
+        self._add(step=step, summary=self._summary(value=scalars))
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+class WeightsAndBiases:
+    """A W&B run whose id is kept in the run directory, so that a resumed run goes on in the same curves."""
+
+    def __init__(self, run: Path, config: LoggingConfig, hyperparameters: Mapping[str, Any]):
+        wandb = importlib.import_module("wandb")
+        (run / "wandb").mkdir(parents=True, exist_ok=True)  # or W&B would write elsewhere
+        id_file = run / "wandb" / "run_id"
+        if not id_file.exists():
+            write_file(id_file, secrets.token_hex(6))
+        try:
+            self._run = wandb.init(
+                project=config.project,
+                name=run.name,
+                id=id_file.read_text().strip(),
+                # Offline, the same id joins the parts when they are uploaded.
+                resume="allow" if config.wandb == "online" else None,
+                mode=config.wandb,
+                dir=str(run),
+                config=dict(hyperparameters),
+                settings=wandb.Settings(console="off", silent=True),
+            )
+        except wandb.Error as error:
+            raise ConfigError(
+                f"W&B cannot begin a run ({error}). Run `wandb login`, or keep the run on this machine until you upload "
+                "it: --logging.wandb offline."
+            ) from error
+        # W&B takes no step of its own that is behind, and a run that was resumed or went back comes to steps again: the
+        # step of the curves is a value like others.
+        self._run.define_metric("step")
+        self._run.define_metric("*", step_metric="step")
+        offline = f"wandb sync {run / 'wandb'}/offline-run-*-{self._run.id}"
+        self.hint = offline if config.wandb == "offline" else str(self._run.url)
+
+    def write(self, step: int, values: Mapping[str, Number]) -> None:
+        self._run.log({**values, "step": step})
+
+    def close(self) -> None:
+        self._run.finish()
+
+
+class Trackio:
+    """A run in Trackio's database on this machine."""
+
+    def __init__(self, name: str, project: str, hyperparameters: Mapping[str, Any], resume: bool):
+        self._trackio = importlib.import_module("trackio")
+        options: dict[str, Any] = {"embed": False, "auto_log_cpu": False, "auto_log_gpu": False}
+        options |= {"config": dict(hyperparameters), "resume": "allow" if resume else "never"}
+        with contextlib.redirect_stdout(io.StringIO()):  # it greets, at length
+            self._run = self._trackio.init(project=project, name=name, **options)
+        self.hint = f"trackio show --project {project}"
+
+    def write(self, step: int, values: Mapping[str, Number]) -> None:
+        self._run.log(dict(values), step=step)
+
+    def close(self) -> None:
+        with contextlib.redirect_stdout(io.StringIO()):
+            self._trackio.finish()
+
+
+# --- time and memory --------------------------------------------------------------------------------------------------
 
 
 class Stopwatch:
@@ -167,43 +405,36 @@ class MemoryMonitor:
     _warned: bool = False
 
     def take(self, point: str) -> dict[str, float]:
-        """Metrics in GiB: `memory/<point>/host`, `host_peak`, `host_available`, `device`, `device_peak`.
-
-        `device` is the fullest of this process's devices; where there are several, `device_0`, … follow. Peaks are of the
-        whole run so far. A device without statistics (the CPU) counts the live arrays, not what a program holds while it
-        runs.
+        """In GiB `memory/<point>/host`, `host_peak`, `host_available`, `device`, `device_peak` (of the fullest device of
+        this process) and, where there are several, `device_0`, …. Peaks are of the whole run so far.
         """
-        host, devices = read_host(), jax.local_devices()
-        if host.available is not None and host.total and host.available < _NEARLY_FULL * host.total:
-            self._warn(point, host.available, host.total)
-        stats = {device.id: device.memory_stats() for device in devices}
-        live = live_bytes() if None in stats.values() else {}
-        used = {
-            number: live.get(number, 0) if known is None else int(known["bytes_in_use"])
-            for number, known in stats.items()
-        }
-        for number, known in stats.items():
-            reported = 0 if known is None else int(known.get("peak_bytes_in_use", 0))
-            self._peaks[number] = max(self._peaks.get(number, 0), used[number], reported)
-        values = {
-            "host": host.used,
-            "host_peak": host.peak,
-            "host_available": host.available,
-            "device": max(used.values()),
-            "device_peak": max(self._peaks[number] for number in used),
-        }
-        if len(devices) > 1:
-            values |= {f"device_{index}": count for index, count in enumerate(used.values())}
-        return {f"memory/{point}/{name}": value / _GIB for name, value in values.items() if value is not None}
-
-    def _warn(self, point: str, available: int, total: int) -> None:
-        if not self._warned:
+        gib, host, devices = 2.0**30, read_host(), jax.local_devices()
+        if (
+            not self._warned
+            and host.available is not None
+            and host.total
+            and host.available < _NEARLY_FULL * host.total
+        ):
+            self._warned = True
             _logger.warning(
                 "the host's memory is nearly full (%s): %.2f of %.1f GiB are left. Fewer --evaluation.envs, a smaller "
                 "--data.prefetch or --online.capacity need less.",
-                *(point, available / _GIB, total / _GIB),
+                *(point, host.available / gib, host.total / gib),
             )
-        self._warned = True
+        stats = {device.id: device.memory_stats() for device in devices}
+        # The CPU has no statistics: live arrays, not what a program holds while it runs.
+        live = live_bytes() if None in stats.values() else {}
+        used = {
+            number: live.get(number, 0) if known is None else known["bytes_in_use"] for number, known in stats.items()
+        }
+        for number, known in stats.items():
+            reported = (known or {}).get("peak_bytes_in_use", 0)
+            self._peaks[number] = max(self._peaks.get(number, 0), used[number], reported)
+        values = {"host": host.used, "host_peak": host.peak, "host_available": host.available}
+        values |= {"device": max(used.values()), "device_peak": max(self._peaks[number] for number in used)}
+        if len(devices) > 1:
+            values |= {f"device_{index}": count for index, count in enumerate(used.values())}
+        return {f"memory/{point}/{name}": value / gib for name, value in values.items() if value is not None}
 
 
 def live_bytes() -> dict[int, int]:

@@ -1,54 +1,40 @@
-"""The run directory: everything one training run leaves behind, used by one process at a time."""
+"""The run directory: everything one training run leaves behind, used by one process (or one group of hosts) at a time."""
 
 import contextlib
 import fcntl
 import json
 import logging
 import os
+import secrets
 import shlex
 import shutil
 import socket
 import sys
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
+import jax
+
 from pirl.envs.evaluation import versions
-from pirl.errors import ConfigError
+from pirl.errors import ConfigError, UserError
 from pirl.files import write_file, writing
 from pirl.run_files import RunFiles, saved_steps
+from pirl.training.distributed import FILE_SYSTEM_PATIENCE, all_gather, broadcast, is_main_process
 
 # Marks a directory whose content is being deleted, so that a deletion that was killed is recognized.
 OVERWRITING_FILE = "overwriting"
-# Dotted names, with all that is below them, that may be another when a run is resumed. None of them changes what a sound
-# update computes: what it began with, where its data lie (what they are is looked at: `refuse_other_data`), how long it
-# goes on, where it computes, what is watched, kept and written, and when it gives up.
+_TOKEN_FILE = ".hosts"
+# Dotted names, with all that is below them, that may be another when a run is resumed: none of them changes what a sound
+# update computes. (What the data are is checked by their content: `refuse_other_data`.)
 FREE_ON_RESUME = (
-    "name",
-    "runs_dir",
-    "checkpoint",
-    "from_scratch",
-    "data.repo_id",
-    "steps",
-    "online.env_steps",
-    "rollout.iterations",
-    "rollout.backend",
-    "rollout.ray_address",
-    "rollout.save_dataset",
-    "rollout.videos_every",
-    "rollout.max_barren",
-    "fsdp_devices",
-    "hosts",
-    "model.remat",
-    "data.prefetch",
-    "evaluation.videos",
-    "evaluation.timeout",
-    "checkpoints",
-    "logging",
-    "stopping",
-    "health",
+    *("name", "runs_dir", "checkpoint", "from_scratch", "data.repo_id"),
+    *("steps", "online.env_steps", "rollout.iterations", "rollout.max_barren"),
+    *("rollout.backend", "rollout.ray_address", "rollout.save_dataset", "rollout.videos_every"),
+    *("fsdp_devices", "hosts", "model.remat", "data.prefetch"),
+    *("evaluation.videos", "evaluation.timeout", "checkpoints", "logging", "stopping", "health"),
 )
 _SHOWN_DIFFERENCES = 20
 _ADVICE = "See to the cause (a full disk, missing rights), or choose another place (--runs-dir)."
@@ -62,8 +48,8 @@ class RunDirectory(RunFiles):
         """Use `open`, which makes or finds the directory and takes its lock. `config_text`: what is yet to be written."""
         super().__init__(path)
         self._lock = lock
-        self._metadata = metadata
         self._config_text = config_text
+        self.metadata = metadata
 
     @classmethod
     def open(
@@ -87,8 +73,7 @@ class RunDirectory(RunFiles):
             lock = _take_lock(files)
         try:
             with writing("the run", path, _ADVICE):
-                metadata = _prepare(files, plain, resume, overwrite)
-                run = cls(path, lock, metadata, config_text)
+                run = cls(path, lock, _prepare(files, plain, resume, overwrite), config_text)
                 if not _holds_run(files):
                     run.begin()
                 return run
@@ -104,29 +89,24 @@ class RunDirectory(RunFiles):
             if not self.is_resumed:
                 _clear(self)
             write_file(self.config_file, self._config_text)
-            _write_metadata(self, self._metadata)  # last: it is what makes the directory a run
+            _write_metadata(self, self.metadata)  # last: it is what makes the directory a run
         self._config_text = None
 
     @property
     def is_resumed(self) -> bool:
         """Whether it goes on with a run that was begun before."""
-        return bool(self._metadata["resumed"])
-
-    @property
-    def metadata(self) -> dict[str, Any]:
-        """The content of metadata.json."""
-        return dict(self._metadata)
+        return bool(self.metadata["resumed"])
 
     @property
     def rollbacks(self) -> list[dict[str, Any]]:
         """How often the run went back to an earlier checkpoint: from and to which step, and why."""
-        return list(self._metadata.get("rollbacks", []))
+        return list(self.metadata.get("rollbacks", []))
 
     def note(self, **facts: Any) -> None:
         """Add facts to metadata.json, or correct them."""
         with writing("the run's metadata", self.path, _ADVICE):
-            _write_metadata(self, self._metadata | facts)
-        self._metadata |= facts
+            _write_metadata(self, self.metadata | facts)
+        self.metadata |= facts
 
     def abandon(self) -> None:
         """Delete a run that this process has begun, if nothing has come of it, so that its name can be used again."""
@@ -148,9 +128,7 @@ class RunDirectory(RunFiles):
     def __enter__(self) -> "RunDirectory":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 
@@ -188,8 +166,7 @@ def _refuse_foreign(run: RunFiles) -> None:
         return
     entries = {entry.name for entry in path.iterdir()}
     # Our lock without metadata: a run that died as it began, with no more than its config; or as it was overwritten.
-    little = (lock, run.config_file.name)
-    begun = lock in entries and all(name in little or ".partial-" in name for name in entries)
+    begun = lock in entries and all(name in (lock, run.config_file.name) or ".partial-" in name for name in entries)
     if entries and not begun and not {lock, OVERWRITING_FILE} <= entries:
         raise ConfigError(
             f"{path} is not empty and is not a run of pirl (it has no config.yaml and metadata.json), so nothing in it "
@@ -255,19 +232,18 @@ def _refuse_other_config(run: RunFiles, old: Mapping[str, Any], new: Mapping[str
     """Raise with every field that differs and would make this another run."""
     before, after = dict(_fields(old)), dict(_fields(new))
     differences = [
-        f"{name}: {before.get(name, 'absent')} in the run, {after.get(name, 'absent')} now"
+        f"\n  {name}: {before.get(name, 'absent')} in the run, {after.get(name, 'absent')} now"
         for name in sorted(before.keys() | after.keys())
         if before.get(name) != after.get(name)
-        and not any(name == free or name.startswith(f"{free}.") for free in FREE_ON_RESUME)
+        and not f"{name}.".startswith(tuple(f"{free}." for free in FREE_ON_RESUME))
     ]
     if not differences:
         return
-    more = len(differences) - _SHOWN_DIFFERENCES
-    listing = "".join(f"\n  {line}" for line in differences[:_SHOWN_DIFFERENCES])
+    if (more := len(differences) - _SHOWN_DIFFERENCES) > 0:
+        differences[_SHOWN_DIFFERENCES:] = [f"\n  and {more} more"]
     raise ConfigError(
-        f"{run.path} was begun with another configuration, so it cannot be resumed with this one:{listing}"
-        + (f"\n  and {more} more" if more > 0 else "")
-        + f"\nGive the run's own values (they are in {run.config_file}), or begin another run (--exp-name)."
+        f"{run.path} was begun with another configuration, so it cannot be resumed with this one:{''.join(differences)}"
+        f"\nGive the run's own values (they are in {run.config_file}), or begin another run (--exp-name)."
     )
 
 
@@ -278,3 +254,76 @@ def _fields(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
             yield from _fields(value, f"{prefix}{name}.")
         else:
             yield f"{prefix}{name}", json.dumps(value)
+
+
+# --- several hosts ----------------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def open_shared_run(open_run: Callable[[], RunDirectory]) -> Iterator[RunDirectory]:
+    """The run directory: the main process opens it, the others find it on the file system that they share.
+
+    A run of which nothing has come is deleted after an error of the user.
+    """
+    with open_run() if is_main_process() else contextlib.nullcontext() as own:
+        run = own or FollowerRun(Path(), None, {})
+        try:
+            if jax.process_count() > 1:
+                run = _meet(own)
+            yield run
+        except UserError:
+            run.abandon()
+            raise
+
+
+def _meet(own: RunDirectory | None) -> RunDirectory:
+    """Raise on all hosts if one of them cannot see what the main process wrote."""
+
+    def announce() -> dict[str, Any]:
+        assert own is not None
+        token = secrets.token_hex(8)
+        write_file(own.path / _TOKEN_FILE, token)
+        return {"token": token, "path": str(own.path), "metadata": own.metadata}
+
+    announced = broadcast(announce)
+    path = Path(announced["path"])
+    visible = all_gather(_appears(path / _TOKEN_FILE, announced["token"]))
+    if own is not None:
+        (path / _TOKEN_FILE).unlink()
+    if blind := [f"host {index}" for index, is_visible in enumerate(visible) if not is_visible]:
+        raise ConfigError(
+            f"{path}, where this run is written, is not on a file system that all hosts share: {', '.join(blind)} "
+            "cannot see what host 0 wrote there. Choose a directory that all of them see (--runs-dir)."
+        )
+    return own or FollowerRun(path, None, announced["metadata"])
+
+
+def _appears(file: Path, content: str) -> bool:
+    give_up = time.monotonic() + FILE_SYSTEM_PATIENCE
+    while time.monotonic() < give_up:
+        with contextlib.suppress(OSError):
+            if file.read_text() == content:
+                return True
+        time.sleep(0.1)
+    return False
+
+
+class FollowerRun(RunDirectory):
+    """A run that the main process has open; this one writes only its own log and bad batches."""
+
+    @property
+    def log_file(self) -> Path:
+        """Warnings and errors of this process."""
+        return self.path / f"log-host-{jax.process_index()}.txt"
+
+    @property
+    def bad_batches(self) -> Path:
+        """This process's rows of batches whose update was skipped."""
+        return self.path / "bad_batches" / f"host-{jax.process_index()}"
+
+    def note(self, **facts: Any) -> None:
+        """Remember facts; the main process writes them."""
+        self.metadata |= facts
+
+    def abandon(self) -> None:
+        """Left to the main process."""

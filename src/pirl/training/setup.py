@@ -1,9 +1,8 @@
-"""From a configuration to the things a run is made of: data, statistics, policy, learner."""
+"""From a configuration to the things a run is made of: data, statistics, policy, learner, compiled updates."""
 
 import contextlib
 import ctypes
 import hashlib
-import itertools
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -54,20 +53,16 @@ from pirl.run_files import RunFiles, saved_steps
 from pirl.training.health import guarded
 from pirl.training.sharding import ParameterSharding, make_host_mesh, make_mesh
 
-# mallopt's names in malloc.h.
-_M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4
+_M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # mallopt's names in malloc.h
 
 
 def prepare_jax() -> None:
-    """Keep compiled programs in pirl's cache directory, unless the user chose another; and keep freed memory.
-
-    On the CPU an update takes its temporary buffers from malloc, tens of MB each time. glibc maps them anew and gives
-    them back, and the page faults cost up to a third of the time.
-    """
+    """Keep compiled programs in pirl's cache directory, unless the user chose another; and keep freed memory."""
     if jax.config.values["jax_compilation_cache_dir"] is None:
         jax.config.update("jax_compilation_cache_dir", str(cache_directory() / "compiled"))
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 1.0)
     if jax.default_backend() == "cpu":
+        # An update takes its buffers from malloc; the page faults of mapping them anew take up to a third of the time.
         with contextlib.suppress(OSError, AttributeError):  # another C library
             libc = ctypes.CDLL("libc.so.6")
             libc.mallopt(_M_MMAP_MAX, 0)
@@ -92,7 +87,6 @@ class Setup:
 
     @property
     def shape(self) -> ChunkShape:
-        """How far a sample reaches."""
         agent, chunk = self.config.agent, self.config.model.action_horizon
         if isinstance(agent, ACRLPDConfig):
             indicated = agent.actor_mode == "condition"
@@ -102,13 +96,9 @@ class Setup:
     def source(self, seed: int, *, held_out: bool = False) -> DatasetSource:
         """The dataset as something to draw from."""
         assert self.trajectories is not None
-        stream = ChunkIndexSampler(
-            self.trajectories,
-            seed=seed,
-            weights=self.held_out if held_out else self.weights,
-            episodes_per_memory_pool=self.config.data.episodes_per_memory_pool,
-        )
-        return DatasetSource(self.trajectories, stream, self.policy_io)
+        weights, pooled = self.held_out if held_out else self.weights, self.config.data.episodes_per_memory_pool
+        indices = ChunkIndexSampler(self.trajectories, seed=seed, weights=weights, episodes_per_memory_pool=pooled)
+        return DatasetSource(self.trajectories, indices, self.policy_io)
 
     def sampler(self, sources: list[Any], ratios: list[float] | None = None) -> ChunkSampler:
         """Batches from sources, this process's share of them."""
@@ -176,25 +166,24 @@ def set_up(config: RLTrainConfig, *, resumed: RunFiles | None = None, progress: 
         samples = {"ends": found.ends, "used": weights > 0}
     asset_id, statistics = _statistics(config, robot, resumed, dataset, samples if dataset is not None else {})
     tokenizer = Tokenizer.for_model(model) if model.max_token_len else None
-    policy_io = PolicyIO(robot, model, statistics, tokenizer)
-    if dataset is not None:
+    returns = None
+    action_dim = robot.action_dim or statistics["actions"].width_in(model.action_dim)
+    if dataset is not None and weights is not None:
         trajectories = load_trajectories(
             dataset, robot, model, outcomes=config.data.outcomes, frame_cache=_frame_cache(config), progress=progress
         )
-    returns = None
-    if trajectories is not None and weights is not None and isinstance(config.agent, ACRLPDConfig):
-        returns = return_range(trajectories, weights > 0, config.agent.discount)
-        _check_value_range(config.agent, returns)
-    width = statistics["actions"].width_in(model.action_dim)
-    action_dim = width if trajectories is None else trajectories.actions.shape[1]
+        action_dim = robot.action_dim or trajectories.actions.shape[1]
+        if isinstance(config.agent, ACRLPDConfig):
+            returns = return_range(trajectories, weights > 0, config.agent.discount)
+            _check_value_range(config.agent, returns)
     return Setup(
         config=config,
-        policy_io=policy_io,
+        policy_io=PolicyIO(robot, model, statistics, tokenizer),
         norm_stats={asset_id: statistics},
         trajectories=trajectories,
         weights=weights,
         held_out=held_out,
-        action_dim=robot.action_dim or action_dim,
+        action_dim=action_dim,
         mesh=make_mesh(config.fsdp_devices),
         returns=returns,
     )
@@ -224,12 +213,12 @@ def return_range(trajectories: Trajectories, used: Bool[np.ndarray, " rows"], di
     """The lowest and the highest discounted return from any row of the episodes that are used."""
     low, high = np.inf, -np.inf
     for start, end in zip(trajectories.starts, trajectories.ends, strict=True):
-        if used[start:end].any():
-            returns = itertools.accumulate(
-                trajectories.rewards[start:end][::-1].tolist(), lambda g, r: r + discount * g
-            )
-            found = list(returns)
-            low, high = min(low, min(found)), max(high, max(found))
+        if not used[start:end].any():
+            continue
+        value = 0.0
+        for reward in trajectories.rewards[start:end][::-1].tolist():
+            value = reward + discount * value
+            low, high = min(low, value), max(high, value)
     return low, high
 
 
@@ -250,18 +239,13 @@ def data_identity(setup: Setup) -> dict[str, Any] | None:
     if data is None:
         return None
     content, prompts = hashlib.blake2b(digest_size=16), hashlib.blake2b(digest_size=16)
-    for array in (data.states, data.actions, data.rewards, data.terminals, data.ends, data.success):
+    arrays = [data.states, data.actions, data.rewards, data.terminals, data.ends, data.success]
+    for array in [*arrays, *([] if data.human is None else [data.human])]:
         content.update(np.ascontiguousarray(array).tobytes())
-    if data.human is not None:
-        content.update(data.human.tobytes())
     prompts.update("\0".join(data.prompts).encode())
     prompts.update(np.ascontiguousarray(data.prompt_of_row).tobytes())
-    return {
-        "episodes": len(data.ends),
-        "frames": len(data.rewards),
-        "content": content.hexdigest(),
-        "prompts": prompts.hexdigest(),
-    }
+    digests = {"content": content.hexdigest(), "prompts": prompts.hexdigest()}
+    return {"episodes": len(data.ends), "frames": len(data.rewards), **digests}
 
 
 def refuse_other_data(name: str | None, before: dict[str, Any] | None, now: dict[str, Any] | None) -> None:
@@ -281,15 +265,13 @@ def refuse_other_data(name: str | None, before: dict[str, Any] | None, now: dict
 
 def describe_policy(setup: Setup, agent: Agent) -> dict[str, Any]:
     """The metadata of an exported policy."""
-    config = setup.config
-    about: dict[str, Any] = {
-        "config": to_plain(config),
+    guidance = setup.config.agent.acting_guidance
+    return {
+        "config": to_plain(setup.config),
         "robot": setup.policy_io.robot.to_dict(),
         "parameter_counts": agent.parameter_counts(),
+        **({"guidance": guidance} if guidance else {}),
     }
-    if config.agent.acting_guidance:
-        about["guidance"] = config.agent.acting_guidance
-    return about
 
 
 def hold_out(
@@ -328,16 +310,16 @@ def create_agent(setup: Setup) -> Agent:
     config, key = setup.config, jax.random.key(setup.config.seed)
     # With a sharding also on a single device, as a restored one has: else a resumed run would compile everything anew.
     one = jax.sharding.SingleDeviceSharding(jax.devices()[0])
-    places: dict[str, Any] = {"out_shardings": one if setup.mesh.size == 1 else agent_sharding(setup)}
+    shardings: dict[str, Any] = {"out_shardings": one if setup.mesh.size == 1 else agent_sharding(setup)}
     create = partial(create_learner, config, setup.action_dim)
     if config.checkpoint is None:
-        fresh: Agent = jax.jit(lambda key: create(create_model(config.model, key), key), **places)(key)
+        fresh: Agent = jax.jit(lambda key: create(create_model(config.model, key), key), **shardings)(key)
         return fresh
     policy = _load(config, ParameterSharding(setup.mesh))
     with warnings.catch_warnings():
         # What is frozen changes its dtype, so its memory cannot be taken over.
         warnings.filterwarnings("ignore", message="Some donated buffers were not usable")
-        agent: Agent = jax.jit(create, donate_argnums=0, **places)(policy, key)
+        agent: Agent = jax.jit(create, donate_argnums=0, **shardings)(policy, key)
     return agent
 
 
@@ -347,7 +329,9 @@ def agent_shapes(setup: Setup) -> Agent:
     if setup.mesh.size == 1:
         return shapes
     return jax.tree.map(
-        lambda leaf, place: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place), shapes, agent_sharding(setup)
+        lambda leaf, layout: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=layout),
+        shapes,
+        agent_sharding(setup),
     )
 
 
@@ -381,28 +365,23 @@ def _statistics(
 ) -> tuple[str, dict[str, NormStats]]:
     """The normalization statistics, and the name to export them under."""
     data = config.data
+    asset_id = data.asset_id or _only_asset_id(config, resumed) or robot.name
     if data.norm_stats == "dataset":
         assert dataset is not None
-        asset_id = data.asset_id or _only_asset_id(config, resumed) or robot.name
         return asset_id, dict(dataset_norm_stats(dataset, robot, config.model.action_horizon, **samples))
     if data.norm_stats != "checkpoint" and not (resumed is not None and saved_steps(resumed.policies)):
         file = expand_home(data.norm_stats)
         stats = read_norm_stats(file / "norm_stats.json" if file.is_dir() else file)
         if missing := sorted({"state", "actions"} - set(stats)):
             raise ConfigError(f"data.norm_stats: {file} has no statistics of {' and '.join(missing)}.")
-        return data.asset_id or _only_asset_id(config, resumed) or robot.name, dict(stats)
+        return asset_id, dict(stats)
     source = _beginning(config, resumed)
     if source is None:
         raise ConfigError("data.norm_stats = checkpoint needs a --checkpoint to take them from.")
     checkpoint = open_checkpoint(source)
     check_same_actions(checkpoint, robot)
-    return choose_statistics(
-        checkpoint,
-        data.asset_id,
-        robot.name,
-        flag="--data.asset-id",
-        otherwise="take the dataset's (--data.norm-stats dataset)",
-    )
+    otherwise = "take the dataset's (--data.norm-stats dataset)"
+    return choose_statistics(checkpoint, data.asset_id, robot.name, flag="--data.asset-id", otherwise=otherwise)
 
 
 def _beginning(config: RLTrainConfig, resumed: RunFiles | None) -> Path | None:
@@ -437,16 +416,13 @@ def compile_updates(setup: Setup) -> tuple[Any, Any, Any]:
         return agent.validate(batch, rng)
 
     # The learner keeps its sharding, or the next update would be compiled again; metrics are on every host.
-    places: dict[str, Any] = {}
+    shardings: dict[str, Any] = {}
     measured: dict[str, Any] = {}
     if setup.mesh.size > 1:
-        everywhere = NamedSharding(setup.mesh, PartitionSpec())
-        places, measured = {"out_shardings": (agent_sharding(setup), everywhere)}, {"out_shardings": everywhere}
-    return (
-        jax.jit(careful, donate_argnums=0, **places),
-        jax.jit(updates, donate_argnums=0, **places),
-        jax.jit(validate, **measured),
-    )
+        measured = {"out_shardings": NamedSharding(setup.mesh, PartitionSpec())}
+        shardings = {"out_shardings": (agent_sharding(setup), measured["out_shardings"])}
+    compile_update = partial(jax.jit, donate_argnums=0, **shardings)
+    return compile_update(careful), compile_update(updates), jax.jit(validate, **measured)
 
 
 def update_keys(seed: int, rollbacks: int, step: int, count: int) -> jax.Array:
@@ -456,4 +432,4 @@ def update_keys(seed: int, rollbacks: int, step: int, count: int) -> jax.Array:
         key = jax.random.fold_in(key, rollbacks)
     if count == 1:
         return jax.random.fold_in(key, step)
-    return jax.vmap(lambda step: jax.random.fold_in(key, step))(np.arange(step, step + count))
+    return jax.vmap(partial(jax.random.fold_in, key))(np.arange(step, step + count))

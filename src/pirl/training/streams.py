@@ -19,16 +19,13 @@ from pirl.data.robots import Robot
 from pirl.envs.pool import EnvPool
 from pirl.envs.rollout import Rollout, collect, make_starts
 from pirl.errors import DataError, EnvError
-from pirl.training.acting import StoppablePolicy, acting_copy, rollout_policy
-from pirl.training.distributed import barrier, broadcast, is_main_process, main_process_first
+from pirl.training.display import Number
+from pirl.training.distributed import FILE_SYSTEM_PATIENCE, barrier, broadcast, is_main_process, main_process_first
+from pirl.training.evaluation import StoppablePolicy, acting_copy, rollout_policy
 from pirl.training.logging import RunLog
-from pirl.training.metrics import Number
 from pirl.training.setup import Setup
 
-# Rounds in a row that may be lost as a whole.
-_PATIENCE = 3
-# Seconds until a new file has to be visible on a network file system.
-_FILE_SYSTEM_PATIENCE = 20.0
+_PATIENCE = 3  # rounds in a row that may be lost as a whole
 
 
 @dataclass
@@ -60,6 +57,9 @@ class CollectResult:
 class Stream(abc.ABC):
     """Gives the loop its batches; an online one rolls out first. Its state goes into checkpoints."""
 
+    is_within_iteration = False
+    """Whether updates remain of rollouts that belong to the present policy."""
+
     @property
     @abc.abstractmethod
     def done(self) -> bool:
@@ -69,11 +69,6 @@ class Stream(abc.ABC):
     @abc.abstractmethod
     def progress(self) -> int:
         """Updates so far, or iterations that have ended: what intervals are counted in."""
-
-    @property
-    def is_within_iteration(self) -> bool:
-        """Whether updates remain of rollouts that belong to the present policy."""
-        return False
 
     @abc.abstractmethod
     def next(self, state: TrainState) -> Batch | None:
@@ -105,7 +100,6 @@ class OfflineStream(Stream):
 
     @property
     def done(self) -> bool:
-        """Whether all updates on the dataset have their batches."""
         return self._drawn >= self._setup.config.steps
 
     @property
@@ -120,7 +114,6 @@ class OfflineStream(Stream):
             return Batch(next(self._loader))
 
     def state(self) -> dict[str, Any]:
-        """Where the sampler is."""
         return {"drawn": self._drawn, "sampler": self._sampler if self._loader is None else self._loader.state()}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
@@ -128,14 +121,39 @@ class OfflineStream(Stream):
         self._drawn, self._sampler = state["drawn"], state["sampler"]
 
     def close(self) -> None:
-        """Stop preparing batches."""
         if self._loader is not None:
             self._sampler = self._loader.state()
             self._loader.close()
             self._loader = None
 
 
-class OnlineStream(Stream):
+class CollectingStream(Stream):
+    """A stream that rolls out in the main process; the others read its episodes from the run directory."""
+
+    @abc.abstractmethod
+    def shared_state(self) -> dict[str, Any]:
+        """The state for the other processes, which is not kept for later."""
+
+    @abc.abstractmethod
+    def take_over(self, state: Mapping[str, Any]) -> None:
+        """Go on from a state, in this process alone."""
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        main_process_first(lambda: self.take_over(state))
+
+    def on_main_process(self, agent: Agent, act: Callable[[Agent], CollectResult]) -> CollectResult:
+        """Act in the main process; the others take over the result and the state."""
+        if jax.process_count() == 1:
+            return act(agent)
+        here = acting_copy(agent)
+        answer = broadcast(lambda: {"result": dataclasses.asdict(act(here)), "state": self.shared_state()})
+        if not is_main_process():
+            self.take_over(answer["state"])
+        barrier()  # the main process may delete episodes once all have read them
+        return CollectResult(**answer["result"])
+
+
+class OnlineStream(CollectingStream):
     """Rounds of whole episodes go into a replay buffer; batches mix it with prior data.
 
     Every environment step makes `utd_ratio` updates due, made `updates_per_scan` at a time. Between rounds no episode is
@@ -164,7 +182,6 @@ class OnlineStream(Stream):
 
     @property
     def done(self) -> bool:
-        """Whether all environment steps and all updates are made."""
         return self._counts["env_steps"] >= self._config.env_steps and not self.updates_due
 
     @property
@@ -172,10 +189,9 @@ class OnlineStream(Stream):
         return self._counts["updates"]
 
     def next(self, state: TrainState) -> Batch | None:
-        """The next batches, after a round of episodes if no updates are due."""
         if not self.updates_due:
             with self._log.activity("rollout", "collecting", compiles="acting"):
-                result = on_main_process(self, state.agent, self.collect)
+                result = self.on_main_process(state.agent, self.collect)
             self._log.record(state.step, state.progress, result)
             if not self.updates_due:
                 return None
@@ -192,15 +208,14 @@ class OnlineStream(Stream):
     def collect(self, agent: Agent) -> CollectResult:
         """One round of episodes."""
         assert self._pool is not None
-        policy_io, counts = self._setup.policy_io, self._counts
+        policy_io, counts, config = self._setup.policy_io, self._counts, self._setup.config
         policy = StoppablePolicy(rollout_policy(agent, policy_io, self._pool), self._is_stopped)
         count, first = self._config.episodes_per_round, counts["rounds"] * self._config.episodes_per_round
         starts = make_starts(self._pool.description, first + count, self._config.seed)[first:]
-        execute_steps = self._setup.config.evaluation.execute_steps
-        rollouts = collect(self._pool, policy, starts, execute_steps=execute_steps)
+        rollouts = collect(self._pool, policy, starts, execute_steps=config.evaluation.execute_steps)
         finished = [rollout for rollout in rollouts if rollout.lost is None and len(rollout)]
         for rollout in finished:
-            self._replay.add(shaped_episode(rollout, policy_io.robot, self._setup.config.data.outcomes))
+            self._replay.add(shaped_episode(rollout, policy_io.robot, config.data.outcomes))
         counts["rounds"] += 1
         counts["barren"] = 0 if finished else counts["barren"] + 1
         if counts["barren"] >= _PATIENCE:
@@ -218,21 +233,14 @@ class OnlineStream(Stream):
         return CollectResult(metrics)
 
     def state(self) -> dict[str, Any]:
-        """The counts, and which episodes the replay buffer holds."""
         return {"counts": dict(self._counts), "replay": self._replay.state()}
 
     def shared_state(self) -> dict[str, Any]:
-        """The same for the other processes, which is not kept for later."""
         return {"counts": dict(self._counts), "replay": self._replay.held()}
 
     def take_over(self, state: Mapping[str, Any]) -> None:
-        """Go on from a state, in this process alone."""
-        self._counts = {name: int(value) for name, value in state["counts"].items()}
+        self._counts = dict(state["counts"])
         self._replay.restore(state["replay"])
-
-    def load_state(self, state: Mapping[str, Any]) -> None:
-        """Go on from a saved state: episodes that came later are forgotten."""
-        main_process_first(lambda: self.take_over(state))
 
 
 class Chain(Stream):
@@ -250,7 +258,6 @@ class Chain(Stream):
         return sum(stream.progress for stream in self._streams)
 
     def next(self, state: TrainState) -> Batch | None:
-        """The next batch of the first stream that is not done."""
         for stream in self._streams:
             if not stream.done:
                 return stream.next(state)
@@ -295,27 +302,11 @@ def shaped_episode(rollout: Rollout, robot: Robot, outcomes: OutcomeConfig) -> E
     return dataclasses.replace(episode, rewards=shaped_rewards(outcomes, rollout.success, len(rollout)))
 
 
-# --- several processes ------------------------------------------------------------------------------------------------
-
-
-def on_main_process(stream: Any, agent: Agent, act: Callable[[Agent], CollectResult]) -> CollectResult:
-    """Act in the main process; the others take over the result, and read its episodes from the run directory."""
-    if jax.process_count() == 1:
-        return act(agent)
-    here = acting_copy(agent)
-    answer = broadcast(lambda: {"result": dataclasses.asdict(act(here)), "state": stream.shared_state()})
-    if not is_main_process():
-        stream.take_over(answer["state"])
-    barrier()  # the main process may delete episodes once all have read them
-    return CollectResult(**answer["result"])
-
-
 def open_replay(setup: Setup, directory: Path, *, has_environments: bool, is_new: bool) -> ReplayBuffer:
     """The replay buffer of a run; without environments, a view of the main process's."""
     config = setup.config
-    iterates = config.on_policy
-    capacity = config.rollout.capacity if iterates else config.online.capacity
-    in_memory = iterates or config.online.in_memory
+    capacity = config.rollout.capacity if config.on_policy else config.online.capacity
+    in_memory = config.on_policy or config.online.in_memory
     if not has_environments:
         return ReplayView(capacity, setup.policy_io, config.seed, directory, in_memory)
     replay = ReplayBuffer(capacity, setup.policy_io, seed=config.seed, directory=directory, in_memory=in_memory)
@@ -333,16 +324,14 @@ class ReplayView(ReplayBuffer):
         self._source, self._in_memory = directory, in_memory
 
     def state(self) -> dict[str, int]:
-        """What is held; nothing is kept for it."""
         return self.held()
 
     def clear(self) -> None:
-        """Let go of all episodes."""
         self._episodes, self._trajectories = [], None
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Hold what the main process said that it holds."""
-        give_up = time.monotonic() + _FILE_SYSTEM_PATIENCE
+        give_up = time.monotonic() + FILE_SYSTEM_PATIENCE
         while True:
             files = episode_files(self._source) if self._source.is_dir() else {}
             wanted = [file for serial, file in sorted(files.items()) if state["oldest"] <= serial < state["next"]]

@@ -1,7 +1,8 @@
 """The training loop: next batch, update, hooks; and what a run saves and loads. It knows none of the maths."""
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import jax
@@ -9,15 +10,15 @@ import jax
 from pirl.agents.config import RIPTConfig
 from pirl.config import RLTrainConfig, format_config, to_plain
 from pirl.envs.pool import EnvPool, default_size, open_pool
-from pirl.errors import TrainingError, UserError
+from pirl.errors import TrainingError
 from pirl.training.checkpoints import Checkpoints
-from pirl.training.display import closing_words, open_display
-from pirl.training.distributed import is_main_process, open_shared_run
+from pirl.training.display import open_display
+from pirl.training.distributed import is_main_process
+from pirl.training.evaluation import Hook, evaluate_agent, validate_agent
 from pirl.training.health import Diverged, EarlyStopping, Interrupted, RolloutMonitor, StopSignal, UpdateGuard
 from pirl.training.logging import RunLog
-from pirl.training.measure import Hook, evaluate_agent, validate_agent
 from pirl.training.rollout_stream import RolloutStream
-from pirl.training.run import RunDirectory
+from pirl.training.run import RunDirectory, open_shared_run
 from pirl.training.setup import (
     Setup,
     agent_shapes,
@@ -38,8 +39,10 @@ from pirl.training.streams import Stream, TrainState, make_chain, open_replay
 def train(config: RLTrainConfig, *, exp_name: str, resume: bool = False, overwrite: bool = False) -> int:
     """Train as configured, in the run directory runs_dir/exp_name; returns the exit code."""
     prepare_jax()
+    options: dict[str, Any] = {"resume": resume, "overwrite": overwrite, "config_text": format_config(config)}
+    open_run = partial(RunDirectory.open, config.runs_dir / exp_name, to_plain(config), **options)
     with contextlib.ExitStack() as stack:
-        run = stack.enter_context(_open_run(config, exp_name, resume, overwrite))
+        run = stack.enter_context(open_shared_run(open_run))
         setup = set_up(config, resumed=run if resume else None, progress=is_main_process())
         if not run.is_resumed:
             run.begin()
@@ -49,7 +52,8 @@ def train(config: RLTrainConfig, *, exp_name: str, resume: bool = False, overwri
         pool = _open_environments(setup, stack)
 
         stop, early_stopping = StopSignal(display.note), EarlyStopping(config.stopping)
-        log = stack.enter_context(RunLog(config, run, display, early_stopping))
+        log = RunLog(config, run, display, early_stopping)
+        stack.callback(log.close)
         log.take_memory("data")
         returns = None if config.online.env_steps else setup.returns  # online, there may be better ones
         guard = UpdateGuard(config.health, run, checkpoints.wait, returns)
@@ -58,7 +62,7 @@ def train(config: RLTrainConfig, *, exp_name: str, resume: bool = False, overwri
         stack.callback(stream.close)
         update, updates, validate_batch = compile_updates(setup)
         write_log = Hook(config.logging.every, log.flush, by_updates=True)
-        validate = Hook(config.validation_every, lambda state: validate_agent(setup, log, validate_batch, state))
+        validate = Hook(config.validation_every, partial(validate_agent, setup, log, validate_batch))
         evaluate = Hook(
             config.evaluation.every, lambda state: evaluate_agent(setup, pool, run, log, stop, saver.save, state)
         )
@@ -69,7 +73,7 @@ def train(config: RLTrainConfig, *, exp_name: str, resume: bool = False, overwri
         began = state.step, stream.progress
         _say_opening(log, run, setup, state)
 
-        interrupted = False
+        interrupted = stopped_early = False
         stack.enter_context(stop)
         try:
             while True:
@@ -84,35 +88,32 @@ def train(config: RLTrainConfig, *, exp_name: str, resume: bool = False, overwri
                     batch = stream.next(state)
                     if batch is None:
                         continue
-                    name = "the update" if batch.num_updates == 1 else f"{batch.num_updates} updates"
-                    with log.activity("update", compiles=name):
-                        keys = update_keys(config.seed, len(run.rollbacks), state.step, batch.num_updates)
-                        step = update if batch.num_updates == 1 else updates
-                        state.agent, info = step(state.agent, batch.data, keys)
-                    state.step += batch.num_updates
-                    log.add(info, batch.num_updates)
+                    count = batch.num_updates
+                    with log.activity("update", compiles="the update" if count == 1 else f"{count} updates"):
+                        keys = update_keys(config.seed, len(run.rollbacks), state.step, count)
+                        state.agent, info = (update if count == 1 else updates)(state.agent, batch.data, keys)
+                    state.step += count
+                    log.add(info, count)
                     with log.activity("update"):  # it is here that the host waits for the device
                         guard.check(state.step - 1, info, own_rows(batch.data))
                     stream.after_update(state, info)
                     state.progress = stream.progress
                 except Diverged as problem:
                     saver.roll_back(state, problem, monitor.good_step)
+            stopped_early = early_stopping.done
+            guard.finish()
+            if not interrupted and state.step > write_log.step:
+                write_log.fire(state)
+            if not interrupted and config.evaluation.every and state.step > evaluate.step:
+                evaluate.fire(state)  # the end, whatever the interval
         except Interrupted:
             interrupted = True
+            guard.finish()
 
-        guard.finish()
-        stopped_early = early_stopping.done
-        if not interrupted and state.step > write_log.step:
-            write_log.fire(state)
-        if not interrupted and config.evaluation.every and state.step > evaluate.step:
-            try:
-                evaluate.fire(state)  # the end, whatever the interval
-            except Interrupted:
-                interrupted = True
         saver.finish(state)
         run.note(stopped=interrupted)
         is_idle = (state.step, stream.progress) == began
-        display.say(closing_words(config, state.step, stream.progress, interrupted, stopped_early, is_idle))
+        display.say(_closing_line(config, state.step, stream.progress, interrupted, stopped_early, is_idle))
         display.say(f"policy: {run.policies / str(checkpoints.latest())}")
     return stop.exit_code
 
@@ -235,22 +236,6 @@ class Saver:
         return state.step, self._stream.progress, self._parts["write_log"].step, self._parts["evaluate"].step
 
 
-@contextlib.contextmanager
-def _open_run(config: RLTrainConfig, exp_name: str, resume: bool, overwrite: bool) -> Iterator[RunDirectory]:
-    """The run directory; one in which nothing has come of the run is deleted after an error."""
-    directory, text = config.runs_dir / exp_name, format_config(config)
-
-    def begin() -> RunDirectory:
-        return RunDirectory.open(directory, to_plain(config), resume=resume, overwrite=overwrite, config_text=text)
-
-    with open_shared_run(begin) as run:
-        try:
-            yield run
-        except UserError:
-            run.abandon()
-            raise
-
-
 def _open_environments(setup: Setup, stack: contextlib.ExitStack) -> EnvPool | None:
     """The environments of a run, if it needs any; the main process has them."""
     config = setup.config
@@ -292,6 +277,23 @@ def _open_stream(
         assert replay is not None
         return RolloutStream(setup, run, log, guard, monitor, pool, replay, is_stopped)
     return make_chain(setup, log, pool, replay, is_stopped)
+
+
+def _closing_line(
+    config: RLTrainConfig, step: int, progress: int, interrupted: bool, stopped_early: bool, is_idle: bool
+) -> str:
+    """Why the run ends, and what could be done about it. `is_idle`: nothing was left to do."""
+    if interrupted:
+        return f"stopped at step {step}; continue with --resume."
+    if stopped_early:
+        unimproved = f"{config.stopping.metric} has not improved for {config.stopping.patience} measurements"
+        return f"stopped at step {step}: {unimproved} (--stopping.patience)."
+    if is_idle:
+        more = "--rollout.iterations" if config.on_policy else "--steps"
+        if config.on_policy and progress < config.rollout.iterations:
+            more = "--rollout.max-barren (iterations in a row without any signal)"
+        return f"all {step} updates are done already; to continue, raise {more}."
+    return f"done after {step} updates."
 
 
 def _say_opening(log: RunLog, run: RunDirectory, setup: Setup, state: TrainState) -> None:

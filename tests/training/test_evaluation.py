@@ -1,11 +1,15 @@
-"""The losses on held-out episodes, and how far those on training episodes are from them."""
+"""The losses on held-out episodes, how far those on training episodes are from them, and policies in rollouts."""
 
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from pirl.training.measure import measure_losses
+from pirl.agents.config import RIPTConfig
+from pirl.agents.ript import RIPTAgent
+from pirl.training import evaluation
+from pirl.training.evaluation import measure_losses
 from pirl.training.setup import create_agent, set_up
 
 pytestmark = pytest.mark.usefixtures("toy")
@@ -47,3 +51,17 @@ def test_where_no_gap_is_asked_for_training_episodes_are_left_alone(setup):
 
     assert measure_losses(setup, validate, create_agent(setup)) == {"val/loss": 2.0}
     assert len(calls) == 3
+
+
+@pytest.mark.usefixtures("unchecked_signatures")
+@pytest.mark.parametrize(
+    ("weighting", "weight", "updates", "expected"),
+    [("guidance", 1.0, 0, False), ("guidance", 1.0, 1, True), ("positive", 1.0, 9, False)],
+)
+def test_rollouts_are_guided_once_the_policy_has_learned_what_by(monkeypatch, weighting, weight, updates, expected):
+    planned = []
+    monkeypatch.setattr(evaluation, "ChunkPolicy", lambda act, policy_io, **options: planned.append(options["guided"]))
+    config = RIPTConfig(weighting=weighting, rollout_guidance=weight)
+    agent = RIPTAgent(step=np.int32(updates), actor=None, config=config, real_action_dim=1)
+    evaluation.rollout_policy(agent, None, SimpleNamespace(size=2, groups=1))
+    assert planned == [expected]

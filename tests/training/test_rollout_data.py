@@ -15,7 +15,7 @@ from pirl.data.chunks import Trajectories
 from pirl.data.robots import get_robot
 from pirl.data.transforms import indicate
 from pirl.models import Tokenizer
-from pirl.training.rollout_batches import Rows, arrange_batches, group_advantages, make_batch
+from pirl.training.rollout_data import Rows, arrange_batches, group_advantages, make_batch
 
 ROBOT = get_robot("tabletop_state")
 MODEL = dataclasses.replace(get_config("demo_ript").model, action_horizon=4, max_token_len=24)
@@ -77,9 +77,9 @@ def test_by_chunks_every_chunk_that_teaches_comes_once_in_every_epoch_and_no_oth
         for row in rows
         if advantage > 0 or weighting != "positive"
     )
-    assert found.rows.shape == found.included.shape == (len(found), size)
-    assert len(found) % epochs == 0
-    per_epoch = len(found) // epochs
+    assert found.rows.shape == found.included.shape == (len(found.rows), size)
+    assert len(found.rows) % epochs == 0
+    per_epoch = len(found.rows) // epochs
     for epoch in range(epochs):
         part = slice(epoch * per_epoch, (epoch + 1) * per_epoch)
         assert sorted(found.rows[part][found.included[part]].tolist()) == wanted
