@@ -154,6 +154,7 @@ def test_results_of_ript_say_who_has_acted_how_much(rolled_out):
     assert results["ript"]["paired"]["pairs"] == {"both": 4, "only_first": 4, "only_second": 12, "neither": 0}
     assert summarize(rolled_out, results).startswith("RIPT 80.0 % [")
     assert " against Start policy 40.0 % [" in summarize(rolled_out, results)
+    assert "No significant difference between Start policy and RIPT: +40.0 points [" in summarize(rolled_out, results)
 
 
 def test_what_to_run_next_can_be_pasted_whatever_the_directory_is_called(rolled_out):

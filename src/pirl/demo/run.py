@@ -15,7 +15,7 @@ from pirl.demo.plans import DENOISING_STEPS, Demo, Policy
 from pirl.demo.steps import STEPS_FILE, run_steps
 from pirl.envs.base import Start
 from pirl.envs.collect import LOG_FILE
-from pirl.envs.evaluation import Evaluation, compare, play, versions
+from pirl.envs.evaluation import Comparison, Evaluation, Pairs, compare, play, versions
 from pirl.errors import DataError
 from pirl.files import write_file
 from pirl.jobs import open_directory
@@ -36,7 +36,6 @@ from pirl.report.sections import (
     comparison_section,
     curves_section,
     describe_machine,
-    headline,
     provenance_section,
     read_results,
 )
@@ -130,9 +129,12 @@ def describe_episodes(data: Path) -> dict[str, Any]:
 
 
 def summarize(demo: Demo, results: Mapping[str, Any]) -> str:
-    """The subject against the baseline, in one sentence."""
+    """The subject against the baseline, in a sentence or two."""
     subject, baseline = read_results({key: results[key] for key in (demo.subject, demo.baseline)})
-    return headline(subject, baseline)
+    paired = dict(results[demo.subject]["paired"])
+    paired |= {"pairs": Pairs(**paired["pairs"]), "interval": tuple(paired["interval"])}
+    rates = f"{subject.name} {subject.rate} against {baseline.name} {baseline.rate}"
+    return f"{rates}. {Comparison(**paired).format(baseline.name, subject.name)}"
 
 
 def next_commands(demo: Demo, results: Mapping[str, Any]) -> list[str]:

@@ -17,7 +17,7 @@ from pirl.report import plots
 from pirl.report.plots import PANELS, Panel, code_block, draw_panels, figure, markup, panel_grid, texts
 from pirl.report.runs import ENV_STEPS, PolicyResult, Run, by_step, over_iterations, over_metric
 from pirl.run_files import RunFiles
-from pirl.text import SIGNIFICANT, format_duration, format_p_value
+from pirl.text import format_duration, format_p_value
 
 _MOST_BARS, _MOST_EVENTS, _MOST_ITERATIONS = 8, 50, 50
 _ACTIVITIES = ("data", "update", "rollout", "evaluation", "checkpoint")
@@ -68,24 +68,6 @@ def read_results(results: Mapping[str, Mapping[str, Any]]) -> list[PolicyResult]
     known = {field.name for field in fields(PolicyResult)}
     named = [{"name": key, **result} for key, result in results.items()]
     return [PolicyResult(**{field: result[field] for field in known & result.keys()}) for result in named]
-
-
-def headline(policy: PolicyResult, baseline: PolicyResult) -> str:
-    """What was measured and what follows from it, in a sentence or two."""
-    equal = policy.episodes == baseline.episodes
-    episodes = f"{policy.episodes} episodes each" if equal else f"{policy.episodes} and {baseline.episodes} episodes"
-    same = " on the same initial states" if policy.paired else ""
-    facts = f"{policy.name} {policy.rate} against {baseline.name} {baseline.rate}, {episodes}{same}"
-    better = "better" if policy.success > baseline.success else "worse"
-    if policy.low > baseline.high or policy.high < baseline.low:
-        return f"{facts}: {policy.name} is {better}, and the 95 % intervals do not overlap."
-    if policy.paired is None:
-        return f"{facts}. The 95 % intervals overlap: these episodes do not tell which is better."
-    difference = f"{_difference(policy)} points, p {format_p_value(policy.paired['p_value'])}"
-    if policy.paired["p_value"] >= SIGNIFICANT:
-        return f"{facts}. The 95 % intervals overlap, and the pairwise difference is not significant ({difference})."
-    better = "better" if policy.paired["difference"] > 0 else "worse"
-    return f"{facts}. The 95 % intervals overlap, but compared pairwise {policy.name} is {better} ({difference})."
 
 
 def _difference(result: PolicyResult) -> str:
