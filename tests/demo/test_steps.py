@@ -180,19 +180,12 @@ time.sleep(60)
 """
 
 
-def test_who_does_not_end_in_time_is_ended(tmp_path):
-    with demo_under_way(tmp_path, [STUBBORN], grace=1.0) as (process, children):
-        process.send_signal(signal.SIGINT)
-        process.communicate(timeout=20)
-    assert process.returncode == 130
-    assert not any(map(is_alive, children))
-
-
-def test_a_second_interruption_does_not_wait(tmp_path):
-    with demo_under_way(tmp_path, [STUBBORN], grace=600.0) as (process, children):
-        process.send_signal(signal.SIGINT)
-        time.sleep(1.0)
-        process.send_signal(signal.SIGINT)
+@pytest.mark.parametrize(("grace", "interruptions"), [(1.0, 1), (600.0, 2)])
+def test_who_does_not_end_in_time_or_at_the_second_interruption_is_killed(tmp_path, grace, interruptions):
+    with demo_under_way(tmp_path, [STUBBORN], grace=grace) as (process, children):
+        for _ in range(interruptions):
+            process.send_signal(signal.SIGINT)
+            time.sleep(0.5)
         process.communicate(timeout=20)
     assert process.returncode == 130
     assert not any(map(is_alive, children))

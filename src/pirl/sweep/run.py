@@ -50,12 +50,12 @@ def run_sweep(
     if resume and not record.exists() and not plan.directory.exists():
         raise DataError(f"{plan.directory} contains no sweep, so there is nothing to resume: leave --resume out.")
     opened = open_directory(record, plan.settings(), what="sweep", own=_OWN, overwrite=overwrite, advice=_ADVICE)
-    with opened as lock, JobTable() as table:
-        sweep = _Sweep(plan, open_study(plan), table)
+    with opened as lock, JobTable() as job_table:
+        sweep = _Sweep(plan, open_study(plan), job_table)
         on_rung: Sequence[int] = range(plan.count)
         for rung in plan.rungs:
             lanes = [sweep.jobs(rung, on_rung)] * plan.jobs
-            run_jobs(lanes, functools.partial(sweep.on_end, rung), lock=lock, table=table, grace=grace)
+            run_jobs(lanes, functools.partial(sweep.on_end, rung), lock=lock, table=job_table, grace=grace)
             on_rung = sweep.promote(rung, on_rung)
             sweep.write(is_over=not on_rung)
             if not on_rung:
@@ -125,8 +125,8 @@ def measure(directory: Path, metric: str) -> tuple[float, list[float]]:
 class _Sweep:
     """A sweep in progress. What is promoted follows from the values on a rung alone, so a resumed sweep agrees."""
 
-    def __init__(self, plan: SweepPlan, study: optuna.Study, table: JobTable) -> None:
-        self._plan, self._study, self._table = plan, study, table
+    def __init__(self, plan: SweepPlan, study: optuna.Study, job_table: JobTable) -> None:
+        self._plan, self._study, self._job_table = plan, study, job_table
 
     def trials(self) -> list[FrozenTrial]:
         return self._study.get_trials(deepcopy=False)
@@ -144,29 +144,29 @@ class _Sweep:
                 yield Job(name_of(trial), title, plan.trial_command(trial, rung), plan.log_of(trial))
 
     def on_end(self, rung: int, job: Job, code: int | None, seconds: float) -> None:
-        plan, shown = self._plan, self._table
-        shown.end(job.name, "done", seconds)
+        plan, job_table = self._plan, self._job_table
+        job_table.end(job.name, "done", seconds)
         if code is None:
             return
         trial = next(trial for trial in self.trials() if name_of(trial) == job.name)
-        told = optuna.trial.Trial(self._study, trial._trial_id)
+        handle = optuna.trial.Trial(self._study, trial._trial_id)
         try:
             if code:
                 raise TrainingError(": ".join((format_exit(code), *last_lines(job.log))))
             value, interval = measure(plan.run_of(trial), plan.metric)
         except (TrainingError, DataError) as error:
-            told.set_user_attr("reason", str(error))
+            handle.set_user_attr("reason", str(error))
             self._study.tell(trial.number, state=TrialState.FAIL)
-            shown.say(f"{job.name}: failed ({error}). Its log is {job.log}")
+            job_table.say(f"{job.name}: failed ({error}). Its log is {job.log}")
             return
-        told.set_user_attr(f"interval {rung}", interval)
-        told.report(value, rung)  # last: this says that the trial was there
+        handle.set_user_attr(f"interval {rung}", interval)
+        handle.report(value, rung)  # last: this says that the trial was there
         words = measured(plan, self.trials()[trial.number])
-        shown.say(f"{job.name}: {plan.metric} {words} after {rung:,} {plan.unit}, in {seconds:.0f} s")
+        job_table.say(f"{job.name}: {plan.metric} {words} after {rung:,} {plan.unit}, in {seconds:.0f} s")
 
     def promote(self, rung: int, on_rung: Sequence[int]) -> list[int]:
         """Which trials go on; the others end here."""
-        plan, trials, say = self._plan, self.trials(), self._table.say
+        plan, trials, say = self._plan, self.trials(), self._job_table.say
         is_last = rung == plan.rungs[-1]
         values = {number: trials[number].intermediate_values.get(rung) for number in on_rung}
         promoted = [] if is_last else plan.promote(values)
