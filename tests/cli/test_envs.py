@@ -4,14 +4,14 @@ import av
 import numpy as np
 from PIL import Image
 
-from pirl.envs.registry import EnvConfig, list_envs
+from pirl.envs.registry import KNOWN, EnvConfig
 from pirl.envs.tabletop.world import TableConfig
 
 
 def test_every_environment_is_listed_with_its_id_and_whether_it_is_installed(call):
     code, out, _ = call("envs", "list")
     assert code == 0
-    for entry in list_envs():
+    for entry in KNOWN:
         (line,) = (line for line in out.splitlines() if line.startswith(f"{entry.alias} "))
         assert entry.id in line
         assert "yes" in line or f"no: make setup-{entry.extra} (or pip install 'pirl[{entry.extra}]')" in line
@@ -21,13 +21,13 @@ def test_every_environment_is_listed_with_its_id_and_whether_it_is_installed(cal
 def test_what_an_older_installation_cannot_know_is_not_called_installed(call, monkeypatch):
     monkeypatch.setattr("pirl.doctor.metadata.requires", lambda package: ["numpy"])
     _, out, _ = call("envs", "list")
-    assert out.count("unknown: install pirl again") == sum(entry.extra is not None for entry in list_envs())
+    assert out.count("unknown: install pirl again") == sum(entry.extra is not None for entry in KNOWN)
 
 
 def test_options_cameras_widths_limits_and_tasks_are_shown(call):
     code, out, _ = call("envs", "show", "tabletop", "--env.image-size", 30, "--env.objects=1", "--env.zones", 1)
     assert code == 0
-    (entry,) = (entry for entry in list_envs() if entry.alias == "tabletop")
+    (entry,) = (entry for entry in KNOWN if entry.alias == "tabletop")
     for option in entry.options:
         assert f"--env.{option.name.replace('_', '-')}" in out
         assert option.help in out
@@ -41,7 +41,7 @@ def test_options_cameras_widths_limits_and_tasks_are_shown(call):
 
 
 def test_an_environment_that_is_not_installed_still_shows_its_options(call):
-    missing = [entry for entry in list_envs() if entry.extra == "aloha"]
+    missing = [entry for entry in KNOWN if entry.extra == "aloha"]
     code, out, _ = call("envs", "show", "aloha")
     assert code == 0
     assert all(f"--env.{option.name.replace('_', '-')}" in out for option in missing[0].options)

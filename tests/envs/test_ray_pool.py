@@ -125,12 +125,11 @@ def test_what_is_no_address_is_refused(address: str) -> None:
 @needs_ray
 @pytest.mark.parametrize("prefix", ["", "ray://"])
 def test_an_address_where_nobody_answers_is_told_soon(prefix: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ray_pool, "_CONNECTING_TIMEOUT", 1.0)
-    with socket.create_server(("127.0.0.1", 0)) as deaf:  # takes connections, and says nothing
-        address = f"{prefix}127.0.0.1:{deaf.getsockname()[1]}"
-        monkeypatch.setenv("RAY_ADDRESS", address)
-        with pytest.raises(ConfigError, match=f"no Ray cluster answers at {address} within 1 s"):
-            open_pool(EnvConfig(POINT), 1, backend="ray")
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        address = f"{prefix}127.0.0.1:{closed.getsockname()[1]}"
+    monkeypatch.setenv("RAY_ADDRESS", address)
+    with pytest.raises(ConfigError, match=f"nobody answers at {address}"):
+        open_pool(EnvConfig(POINT), 1, backend="ray")
 
 
 class TestOnACluster:

@@ -143,8 +143,8 @@ def _assert_segment(segment: ChunkResult, steps: list[Any]) -> None:
     ("options", "complaint"),
     [
         ({"objects": 9}, "objects = 9 should be 1 to 4"),
-        ({"zones": 4}, "zones = 4 do not fit side by side: at most 3, or layout = free"),
-        ({"objects": 3, "distractors": 3}, "objects = 3, distractors = 3 do not fit .* layout = free"),
+        ({"zones": 4}, "4 zones, or 2 objects and distractors, do not fit .* layout = free"),
+        ({"objects": 3, "distractors": 3}, "6 objects and distractors, do not fit .* layout = free"),
         ({"distractors": -1}, "distractors = -1 should be 0 to 4"),
         ({"precision": 0}, r"precision = 0\.0"),
         ({"action_noise": "inf"}, "action_noise = inf"),

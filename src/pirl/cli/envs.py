@@ -13,7 +13,7 @@ from pirl.cli.options import EXPERT, Acting, InEnvironment
 from pirl.errors import UserError
 
 if TYPE_CHECKING:
-    from pirl.envs.registry import EnvConfig, EnvEntry
+    from pirl.envs.registry import EnvConfig, KnownEnv
 
 
 @dataclass(frozen=True)
@@ -21,9 +21,9 @@ class ListEnvs:
     """List the environments and whether they are installed."""
 
     def run(self) -> int:
-        from pirl.envs.registry import list_envs
+        from pirl.envs.registry import KNOWN
 
-        rows = [(entry.alias, entry.id, _installed(entry), entry.summary) for entry in list_envs()]
+        rows = [(entry.alias, entry.id, _installed(entry), entry.summary) for entry in KNOWN]
         show(table(("name", "Gymnasium id", "installed", "what it is"), rows))
         print("\nAny other Gymnasium environment: --env.id my_package:MyEnv-v0 --env.adapter my_adapter.py:MyAdapter")
         return 0
@@ -37,14 +37,14 @@ class ShowEnv(InEnvironment):
     """Environment (same as --env)."""
 
     def run(self) -> int:
-        from pirl.envs.registry import EnvConfig, find_env_class, list_envs
+        from pirl.envs.registry import KNOWN, EnvConfig, find_env_class
 
         if self.env is not None and self.name not in (None, self.env):
             raise UserError(f"{self.name} and --env {self.env} are two different environments: leave one of them out.")
         asked = self.env_config()
         config = EnvConfig(self.name or asked.id, asked.adapter, asked.options)
         find_env_class(config)  # raises if the name or an option is unknown
-        entry = next((entry for entry in list_envs() if config.id in (entry.alias, entry.id)), None)
+        entry = next((entry for entry in KNOWN if config.id in (entry.alias, entry.id)), None)
         if entry is not None and config.adapter is None:
             rows = []
             for option in entry.options:
@@ -140,7 +140,7 @@ def _describe(config: "EnvConfig") -> list[tuple[str, str]]:
     ]
 
 
-def _installed(entry: "EnvEntry") -> str:
+def _installed(entry: "KnownEnv") -> str:
     """Whether every package of its extra is installed, else how to install it."""
     if entry.extra is None:
         return "yes"

@@ -6,7 +6,7 @@ Importing it registers pirl's environments with Gymnasium and loads neither JAX 
 from pirl.envs.adapter import EnvAdapter
 from pirl.envs.base import EnvDescription, EnvObservation, Expert, RobotEnv, Start
 from pirl.envs.experts import ExpertConfig
-from pirl.envs.registry import EnvConfig, list_envs, make_env, register_envs
+from pirl.envs.registry import EnvConfig, make_env, register_envs
 
 __all__ = [
     "EnvAdapter",
@@ -17,7 +17,6 @@ __all__ = [
     "ExpertConfig",
     "RobotEnv",
     "Start",
-    "list_envs",
     "make_env",
 ]
 

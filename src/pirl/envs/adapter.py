@@ -107,7 +107,6 @@ class EnvAdapter(RobotEnv):
         return {**info, "task": self._task, "prompt": self.prompt or self._task, "success": success}
 
     def _check_class(self) -> None:
-        """Complete the class attributes, or say which one is missing."""
         if not self.tasks and self.prompt:
             self.tasks = (self.prompt,)
         if self.max_steps is None and self.env.spec is not None:
@@ -129,7 +128,6 @@ class EnvAdapter(RobotEnv):
         return (EnvError if self._has_stepped else ConfigError)(f"the adapter {type(self).__name__}: {problem}.")
 
     def _observe(self, observation: Any, info: Mapping[str, Any]) -> EnvObservation:
-        """The result of the user's `observe`, checked and in the dtypes of datasets."""
         given = self.observe(observation, info)
         if not isinstance(given, Mapping):
             raise self._problem(f"observe() should return cameras and state by name; it returned {given!r:.60}")

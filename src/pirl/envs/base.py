@@ -35,7 +35,6 @@ class Start:
 
     @property
     def policy_seed(self) -> int:
-        """The seed of the policy's noise; for the first attempt, the seed of the start."""
         return self.seed + (self.attempt << 48)
 
 
@@ -96,7 +95,6 @@ class RobotEnv(gymnasium.Env[EnvObservation, np.ndarray]):
         return action
 
     def choose_task(self, options: Mapping[str, Any] | None) -> str:
-        """The task in the options of a reset, else a random one."""
         task = (options or {}).get("task")
         if task is None:
             return self.tasks[int(self.np_random.integers(len(self.tasks)))]

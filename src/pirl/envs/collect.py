@@ -26,8 +26,6 @@ _OUTCOMES = {"next.reward": "float32", "next.done": "bool", "next.success": "boo
 
 @dataclass(frozen=True)
 class DatasetFormat:
-    """How a collected dataset is written."""
-
     version: Literal["v2.1", "v3.0"] = "v3.0"
     storage: Literal["video", "image"] = "video"
     codec: Codec = "h264"
@@ -43,7 +41,6 @@ class CollectionLog:
 
     @property
     def written(self) -> int:
-        """Episodes that are in the dataset."""
         return sum(episode.lost is None for episode in self.episodes)
 
     @property
@@ -176,8 +173,6 @@ def episode_columns(rollout: Rollout, description: EnvDescription) -> dict[str, 
 
 
 class _LogWriter:
-    """Replaces the log after every episode; its entries are kept as text."""
-
     def __init__(self, root: Path, log: CollectionLog) -> None:
         self._root, self._settings, self._episodes = root, log.settings, list(log.episodes)
         self._entries = [json.dumps(asdict(episode)) for episode in log.episodes]

@@ -104,8 +104,6 @@ class Summary:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """The result of every episode, in the order of their starts, and the settings that reproduce them."""
-
     results: tuple[EpisodeResult, ...]
     settings: Mapping[str, Any]
     seconds: float = 0.0
@@ -115,7 +113,6 @@ class Evaluation:
         return Summary.of(self.results)
 
     def by_task(self) -> dict[str, Summary]:
-        """The episodes of each task, in the order in which the tasks first appear."""
         tasks = dict.fromkeys(result.task for result in self.results)
         return {task: Summary.of([result for result in self.results if result.task == task]) for task in tasks}
 
@@ -227,7 +224,6 @@ class Pairs:
 
     @property
     def difference(self) -> float:
-        """The rate of the second minus the rate of the first."""
         return (self.only_second - self.only_first) / self.n if self.n else 0.0
 
 

@@ -44,7 +44,6 @@ class Group:
 
     @property
     def success_rate(self) -> float | None:
-        """The share of attempts that succeeded; None if none was finished."""
         return self.successes / len(self.attempts) if self.attempts else None
 
     @property
@@ -75,7 +74,6 @@ class GroupedRollouts:
 
     @property
     def is_short(self) -> bool:
-        """Whether the budget was spent before there were as many groups as wanted."""
         return len(self.kept) < self.wanted
 
     @property
@@ -88,7 +86,6 @@ class GroupedRollouts:
 
     @property
     def lost(self) -> tuple[str, ...]:
-        """Why attempts were lost, one reason for each of them."""
         return tuple(reason for group in self.kept + self.dropped for reason in group.lost)
 
 
@@ -171,7 +168,6 @@ class _Grouping:
             self._waiting.extend((number, context, attempt) for attempt in range(self._attempts))
 
     def add(self, rollout: Rollout) -> None:
-        """Put a rollout into its group, which may be complete with it."""
         number, context, attempt = self._started[rollout.index]
         self.env_steps += len(rollout)
         rollouts = self._open[number]
@@ -207,8 +203,6 @@ def _check_same_beginning(one: Rollout, other: Rollout, columns: Sequence[str]) 
 
 
 class _TimedPolicy:
-    """A policy that measures its own time."""
-
     def __init__(self, policy: Policy) -> None:
         self.horizon, self._policy = policy.horizon, policy
         self.seconds, self.inferences = 0.0, 0

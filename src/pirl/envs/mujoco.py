@@ -90,13 +90,11 @@ class CameraRenderer:
         _open.add(self)
 
     def render(self, data: Any, camera: str) -> UInt8[np.ndarray, "height width 3"]:
-        """The image of a camera of the model, given its MjData."""
         self._renderer.update_scene(data, camera)
         image: np.ndarray = self._renderer.render()
         return image
 
     def close(self) -> None:
-        """Free the GL context."""
         self._renderer.close()
 
 

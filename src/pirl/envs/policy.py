@@ -189,7 +189,6 @@ def choose_statistics(
 def check_policy(
     robot: Robot, config: Pi0Config, statistics: Mapping[str, NormStats] | None, description: EnvDescription
 ) -> None:
-    """Raise if a policy and its robot do not fit the environment."""
     name, shapes = description.name, description.shapes
     for feature in (*robot.cameras.values(), *robot.state):
         if feature not in shapes:

@@ -56,7 +56,6 @@ Result = ResetResult | ChunkResult | EpisodeFailed
 
 
 def stack_observations(observations: Sequence[EnvObservation]) -> EnvObservation:
-    """Stack each entry of the last observation over all observations that have it."""
     return {name: np.stack([one[name] for one in observations if name in one]) for name in observations[-1]}
 
 
@@ -73,7 +72,6 @@ class EnvRunner:
         self._is_running = False
 
     def start(self, start: Start, expert: ExpertConfig | None = None) -> ResetResult:
-        """Begin an episode; the seed of the start is also the expert's."""
         self.env.cameras_on = True
         observation, info = self.env.reset(seed=start.seed, options={"task": start.task})
         observation = self._checked(observation)
@@ -83,7 +81,6 @@ class EnvRunner:
         return ResetResult(observation, str(info["prompt"]), str(info["task"]))
 
     def execute(self, actions: Chunk, images: Images = "all") -> ChunkResult:
-        """Take these actions, or so many steps of the expert, until the episode ends."""
         if not self._is_running:
             raise ValueError("the episode has ended, or has not begun: start one first.")
         count = actions if isinstance(actions, int) else len(actions)
@@ -174,7 +171,6 @@ class EnvPool(ABC):
 
 
 def default_size(config: EnvConfig) -> int:
-    """A sensible number of environments: where each is a process, no more than there are cores."""
     env_class, _ = find_env_class(config)
     return 16 if hasattr(env_class, "make_pool") else min(16, usable_cores())
 

@@ -6,6 +6,7 @@ import importlib
 import logging
 import os
 import signal
+import socket
 import sys
 import textwrap
 import threading
@@ -26,8 +27,6 @@ _PLACING_TIMEOUT = 60.0
 
 
 class _Host(EnvHost):
-    """In the actor."""
-
     def enter(self, directory: str, search_path: Sequence[str]) -> None:
         """Use the driver's working directory and search path, where this machine has them."""
         with contextlib.suppress(OSError):
@@ -103,7 +102,6 @@ class RayPool(WorkerPool):
             self._cluster = stack.pop_all()
 
     def close(self) -> None:
-        """End all actors: idle ones close their environments before. A cluster that was started for the pool ends too."""
         if self._ray.is_initialized():
             super().close()
         if hasattr(self, "_cluster"):
@@ -135,18 +133,17 @@ def _describe_end(error: Exception) -> str:
 # --- the cluster ------------------------------------------------------------------------------------------------------
 
 
-def _import_ray(module: str = "ray") -> Any:
+def _import_ray() -> Any:
     try:
-        return importlib.import_module(module)
+        return importlib.import_module("ray")
     except ModuleNotFoundError as error:
         raise ConfigError(
-            f"{error.name} is not installed, which environments on a Ray cluster need: pip install 'pirl[ray]'."
+            "ray is not installed, which environments on a Ray cluster need: pip install 'pirl[ray]'."
         ) from error
 
 
 @contextlib.contextmanager
 def _connected(ray: Any, address: str | None, size: int) -> Iterator[None]:
-    """Be connected to a cluster; a connection that was there before is used as it is, and left alone."""
     address = address or os.environ.get("RAY_ADDRESS") or "local"
     if ray.is_initialized():
         yield
@@ -191,22 +188,17 @@ def _check_address(address: str) -> None:
         raise ConfigError(
             f"the address of a Ray cluster is host:port, ray://host:port, auto or local; got {address!r}."
         )
-    if os.environ.get("RAY_USE_TLS", "0").lower() in ("1", "true"):
-        return
-    grpc = _import_ray("grpc")
-    with grpc.insecure_channel(f"{host}:{port}") as channel:
-        try:
-            grpc.channel_ready_future(channel).result(timeout=_CONNECTING_TIMEOUT)
-        except grpc.FutureTimeoutError as error:
-            raise ConfigError(
-                f"no Ray cluster answers at {address} within {_CONNECTING_TIMEOUT:g} s: start one there with `ray start "
-                "--head`, which says its address, or leave the address out for one on this machine."
-            ) from error
+    try:
+        socket.create_connection((host, int(port)), _CONNECTING_TIMEOUT).close()
+    except (OSError, OverflowError) as error:
+        raise ConfigError(
+            f"nobody answers at {address} ({error}): start a Ray cluster there with `ray start --head`, which says its "
+            "address, or leave the address out for one on this machine."
+        ) from error
 
 
 @contextlib.contextmanager
 def _reserved(ray: Any, size: int) -> Iterator[Any]:
-    """A CPU for each environment, over as many machines as there are."""
     placement = ray.util.placement_group([{"CPU": 1}] * size, strategy="SPREAD")
     try:
         if not placement.wait(timeout_seconds=_PLACING_TIMEOUT):

@@ -49,6 +49,15 @@ class KnownEnv:
         env_class: type[RobotEnv] = getattr(importlib.import_module(module), name)
         return env_class
 
+    @property
+    def summary(self) -> str:
+        """The first paragraph of its docstring."""
+        return inspect.cleandoc(self.load().__doc__ or "").split("\n\n")[0].replace("\n", " ")
+
+    @property
+    def options(self) -> "tuple[EnvOption, ...]":
+        return list_options(self.load())
+
 
 KNOWN = (
     KnownEnv("tabletop", "pirl/Tabletop-v0", "pirl.envs.tabletop.env:TabletopEnv", None),
@@ -59,7 +68,6 @@ KNOWN = (
 
 
 def register_envs() -> None:
-    """Register pirl's environments with Gymnasium."""
     for known in KNOWN:
         if known.id not in gymnasium.registry:
             gymnasium.register(known.id, known.entry_point)
@@ -138,7 +146,6 @@ def _find_spec(name: str) -> EnvSpec:
 
 
 def _literal(value: Any) -> Any:
-    """The value of a text that is a Python literal, else the text."""
     try:
         return ast.literal_eval(value) if isinstance(value, str) else value
     except (ValueError, SyntaxError):
@@ -162,33 +169,10 @@ _FOR_GYMNASIUM = "render_mode"
 
 @dataclass(frozen=True)
 class EnvOption:
-    """An option of an environment. `kind` says what it takes."""
-
     name: str
     kind: str
     default: Any
     help: str
-
-
-@dataclass(frozen=True)
-class EnvEntry:
-    """A known environment with the first paragraph of its docstring and its options."""
-
-    alias: str
-    id: str
-    extra: str | None
-    summary: str
-    options: tuple[EnvOption, ...]
-
-
-def list_envs() -> list[EnvEntry]:
-    """The environments of pirl's."""
-    entries = []
-    for known in KNOWN:
-        env_class = known.load()
-        summary = inspect.cleandoc(env_class.__doc__ or "").split("\n\n")[0].replace("\n", " ")
-        entries.append(EnvEntry(known.alias, known.id, known.extra, summary, list_options(env_class)))
-    return entries
 
 
 def list_options(env_class: type) -> tuple[EnvOption, ...]:
@@ -224,13 +208,11 @@ def convert_options(where: str, env_class: type, options: Mapping[str, Any]) -> 
 
 
 def _parameters(env_class: type) -> tuple[dict[str, Any], dict[str, inspect.Parameter]]:
-    """The types and the parameters of a constructor."""
     hints = get_type_hints(env_class.__init__)  # type: ignore[misc]
     parameters = inspect.signature(env_class).parameters
     return hints, {name: each for name, each in parameters.items() if each.kind is not each.VAR_KEYWORD}
 
 
 def _kind(hint: Any) -> str:
-    """What a type takes, in words, and how lists are typed."""
     lists = any(get_origin(choice) is tuple for choice in (hint, *get_args(hint)))
     return f"{format_type(hint)}{' with commas between' if lists else ''}"

@@ -118,8 +118,6 @@ def roll_out(
 
 @dataclass
 class _Running:
-    """An episode under way."""
-
     index: int
     start: Start
     keeps_images: bool
@@ -195,7 +193,6 @@ class _Rollouts:
                     self._start([slot for slot in slots if slot not in self.running])
 
     def _start(self, slots: Sequence[int]) -> None:
-        """Begin episodes in free slots, as far as there are starts."""
         for slot in slots:
             if (start := next(self.starts, None)) is None:
                 return
@@ -205,7 +202,6 @@ class _Rollouts:
             self.pool.start(slot, start, self.actor if isinstance(self.actor, ExpertConfig) else None)
 
     def _turn(self, slots: Sequence[int]) -> list[Rollout]:
-        """Wait for these slots, and give each something to do; returns the episodes that ended."""
         finished, ready = [], []
         for slot, result in self.pool.wait(slots).items():
             if not isinstance(result, EpisodeFailed):
@@ -233,7 +229,6 @@ class _Rollouts:
             raise EnvError(f"the first {self.lost} episodes were lost before anything came of them: {reasons[-1]}")
 
     def _act(self, slots: Sequence[int]) -> None:
-        """Let the expert go on, or infer for all of these slots at once."""
         chunks: list[Chunk] = [self.execute_steps] * len(slots)
         if not isinstance(self.actor, ExpertConfig):
             chunks = list(self._infer(self.actor, [self.running[slot] for slot in slots]))

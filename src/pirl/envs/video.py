@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 import numpy as np
-from jaxtyping import Int32, UInt8
+from jaxtyping import UInt8
 from PIL import Image
 
 from pirl.data.lerobot.video import encode_video
@@ -32,7 +32,6 @@ class Video:
 
 
 def video_format(path: Path) -> VideoFormat:
-    """The format that a file name asks for."""
     suffix = path.suffix.lower().removeprefix(".")
     for known in ("gif", "mp4", "png"):
         if suffix == known:
@@ -112,29 +111,22 @@ def _with_palette(frames: Frames) -> list[Image.Image]:
 
     One of 256 is left to Pillow, for what does not change from one image to the next: that makes small files.
     """
-    packed = [_pack(frame) for frame in frames]
-    present = np.zeros(2**24, bool)
+    packed = [frame.astype(np.int32) @ np.array([1 << 16, 1 << 8, 1], np.int32) for frame in frames]
+    is_used = np.zeros(2**24, bool)
     for frame in packed:
-        present[frame] = True
-    used = np.flatnonzero(present)
+        is_used[frame] = True
+    used = np.flatnonzero(is_used)
     colors = np.stack([used >> 16, used >> 8 & 255, used & 255], axis=-1)
     # The colors of outcomes, thin lines all, are always kept.
-    outcomes = np.array([_GREEN, _RED, _GRAY])
-    palette = np.concatenate([outcomes, colors])
+    palette = np.concatenate([[_GREEN, _RED, _GRAY], colors])
     if len(palette) > 255:
         sample = np.concatenate([*frames[:: max(1, len(frames) // 16)], frames[-1]])
-        common = Image.fromarray(sample).quantize(255 - len(outcomes), Image.Quantize.MEDIANCUT)
-        palette = np.concatenate([outcomes, np.reshape(common.getpalette() or [], (-1, 3))])
+        common = Image.fromarray(sample).quantize(252, Image.Quantize.MEDIANCUT)
+        palette = np.concatenate([[_GREEN, _RED, _GRAY], np.reshape(common.getpalette() or [], (-1, 3))])
     nearest = np.zeros(2**24, np.uint8)
     for some in np.array_split(np.arange(len(used)), -(-len(used) // 4096)):
-        distances = np.square(colors[some, None] - palette).sum(axis=-1)
-        nearest[used[some]] = distances.argmin(axis=-1)
+        nearest[used[some]] = np.square(colors[some, None] - palette).sum(axis=-1).argmin(axis=-1)
     images = [Image.fromarray(nearest[frame]) for frame in packed]
     for image in images:
         image.putpalette(palette.astype(np.uint8).tobytes())
     return images
-
-
-def _pack(frame: UInt8[np.ndarray, "H W 3"]) -> Int32[np.ndarray, "H W"]:
-    red, green, blue = np.moveaxis(frame.astype(np.int32), -1, 0)
-    return red << 16 | green << 8 | blue

@@ -36,8 +36,6 @@ LEAVING_TIMEOUT = 3.0
 
 @dataclass(frozen=True)
 class Ready:
-    """The environment has been made, on this machine."""
-
     description: EnvDescription
     host: str = ""
 
@@ -146,7 +144,6 @@ class WorkerPool(EnvPool):
         self._send(worker, "execute", actions, images)
 
     def wait(self, slots: Sequence[int]) -> dict[int, Result]:
-        """The results of what was queued; a worker that does not answer in time is killed."""
         results: dict[int, Result] = {}
         while waiting := {slot: self._busy_worker(slot) for slot in slots if slot not in results}:
             self._select_in_time(list(waiting.values()))
@@ -163,7 +160,6 @@ class WorkerPool(EnvPool):
         return {slot: results[slot] for slot in slots}
 
     def close(self) -> None:
-        """End all workers: the idle ones close their environments, the others are killed."""
         idle = []
         for slot, worker in enumerate(self._workers):
             if worker is not None and worker.is_ready and not worker.is_busy:
@@ -196,7 +192,6 @@ class WorkerPool(EnvPool):
         worker.send(method, *arguments)
 
     def _recv(self, worker: Worker) -> Answer | None:
-        """The worker's answer; None while there is time to wait for it."""
         received = worker.recv()
         if received is None and time.monotonic() >= worker.deadline:
             what = f"no answer within {self._timeout:g}" if worker.is_ready else f"not made within {_MAKING_TIMEOUT:g}"
@@ -246,7 +241,6 @@ def _serve(connection: Connection, config: EnvConfig, parent: int) -> None:
 
 
 def _exit_with(parent: int) -> None:
-    """Kill this process and its children when its parent is gone."""
     while os.getppid() == parent:
         time.sleep(0.5)
     os.killpg(os.getpid(), signal.SIGKILL)

@@ -88,7 +88,6 @@ class AlohaEnv(RobotEnv):
         return self._observe(), float(reward), success, truncated, {"success": success}
 
     def make_expert(self, config: ExpertConfig, seed: int) -> Expert:
-        """An expert that sees where the objects are and finds the joints that bring the grippers there."""
         from pirl.envs.aloha.expert import make_expert
 
         return make_expert(self.simulation, self.task, config, seed)
@@ -166,11 +165,9 @@ class Simulation:
             self.data.ctrl[:] = self._start_pose
 
     def step(self, action: Float[np.ndarray, "14"]) -> int:
-        """Pursue joint targets for one step of control; returns the reward, 0 to 4."""
         self._task.before_step(action, self._physics)
         self._physics.step(self._substeps)
         return int(self._task.get_reward(self._physics))
 
     def joints(self) -> Float32[np.ndarray, "14"]:
-        """The joint positions as the robot reports them."""
         return np.asarray(self._task.get_qpos(self._physics), np.float32)

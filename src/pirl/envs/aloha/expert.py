@@ -22,7 +22,6 @@ MAX_TURN = 0.2
 
 
 def turn(axis: Literal["x", "y", "z"], degrees: float) -> Float[np.ndarray, "3 3"]:
-    """The rotation about an axis of the world."""
     cosine, sine = np.cos(np.radians(degrees)), np.sin(np.radians(degrees))
     index = "xyz".index(axis)
     first, second = (index + 1) % 3, (index + 2) % 3
@@ -59,8 +58,6 @@ class Reach:
 
 @dataclass(frozen=True)
 class Move:
-    """A motion of both grippers that takes so many steps."""
-
     steps: int
     left: Reach = Reach()
     right: Reach = Reach()
@@ -70,12 +67,10 @@ Script = Callable[[Simulation, Float[np.ndarray, "3"]], Iterator[Move]]
 
 
 def shift(position: Float[np.ndarray, "3"], *, x: float = 0.0, z: float = 0.0) -> Float[np.ndarray, "3"]:
-    """A point so much further to the right, or higher."""
     return position + np.array([x, 0.0, z])
 
 
 def position_of(simulation: Simulation, body: str) -> Float[np.ndarray, "3"]:
-    """Where an object is now."""
     return np.array(simulation.data.body(body).xpos)
 
 
@@ -125,7 +120,6 @@ SCRIPTS: dict[str, Script] = {"transfer_cube": transfer_cube, "insertion": inser
 
 
 def make_expert(simulation: Simulation, task: str, config: ExpertConfig, seed: int) -> Expert:
-    """The expert of a task for the episode that has just begun in the simulation."""
     rng = np.random.default_rng(seed)
     flaws = Flaws.draw(config, rng, EPISODE_STEPS)
     commands = follow(SCRIPTS[task](simulation, flaws.aim), simulation)
@@ -153,15 +147,12 @@ def follow(moves: Iterator[Move], simulation: Simulation) -> Iterator[Float32[np
 
 
 class Arm:
-    """One arm on its way to where it is to be."""
-
     def __init__(self, kinematics: "Kinematics", side: Side, state: Float[np.ndarray, "7"]) -> None:
         self._kinematics, self._side = kinematics, side
         _, self._rotation = kinematics.pose(side, state[:6])
         self._start = self._goal = state
 
     def begin(self, reach: Reach) -> None:
-        """Set out from where the last move ended."""
         self._start, self._goal = self._goal, self._goal.copy()
         if reach.gripper is not None:
             self._goal[6] = reach.gripper
@@ -175,7 +166,6 @@ class Arm:
 
 
 def _ease(share: float) -> float:
-    """Speeds up and slows down."""
     return share * share * (3 - 2 * share)
 
 
@@ -196,7 +186,6 @@ class Kinematics:
     def pose(
         self, side: Side, joints: Float[np.ndarray, "6"]
     ) -> tuple[Float[np.ndarray, "3"], Float[np.ndarray, "3 3"]]:
-        """Where the grasp point is, and how the gripper is turned."""
         self._data.qpos[self._joints[side]] = joints
         self._mujoco.mj_kinematics(self._model, self._data)
         rotation = self._data.xmat[self._bodies[side]].reshape(3, 3).copy()

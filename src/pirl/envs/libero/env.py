@@ -134,7 +134,6 @@ class LiberoEnv(RobotEnv):
 
     @property
     def simulation(self) -> "Simulation":
-        """The simulator of the current task."""
         assert self._simulation is not None, "reset() comes first"
         return self._simulation
 
@@ -193,7 +192,6 @@ class Simulation:
             self.step(REST)
 
     def step(self, action: Float64[np.ndarray, " 7"]) -> bool:
-        """Act; is the task done?"""
         _, _, success, _ = self._env.step(action)
         return bool(success)
 
@@ -238,7 +236,6 @@ def _seeded(seed: int) -> Iterator[None]:
 
 @contextmanager
 def _explained(assets: Path) -> Iterator[None]:
-    """Name the asset that is missing or damaged."""
     try:
         yield
     except (OSError, ValueError) as error:

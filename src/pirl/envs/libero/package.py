@@ -65,7 +65,6 @@ class LiberoPackage:
 
 
 def task_prompt(task: str) -> str:
-    """What to do, in words, as LIBERO derives it from a task's name: without the scene that some names begin with."""
     return re.sub(r"^[A-Z_]+_SCENE\d+_", "", task).replace("_", " ")
 
 
@@ -96,7 +95,6 @@ def how_to_get_assets() -> str:
 
 @contextmanager
 def _configured(root: Path) -> Iterator[None]:
-    """Let the package find a configuration when it is imported: the user's if one is set, else one of our own."""
     chosen = os.environ.get(_CONFIG_VARIABLE)
     if chosen:
         if not (Path(chosen) / "config.yaml").is_file():

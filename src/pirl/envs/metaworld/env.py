@@ -161,7 +161,6 @@ class Simulator:
         return int(self._env.curr_path_length)
 
     def reset(self, seed: int) -> None:
-        """Place everything as the seed says."""
         self._set_state(self._pristine)
         self._env.seed(seed)
         self._env.reset()
@@ -169,12 +168,10 @@ class Simulator:
         self._mujoco.mj_forward(self.model, self.data)
 
     def step(self, action: Float32[np.ndarray, "4"]) -> tuple[float, bool]:
-        """Move, and return the dense reward of the package and whether the task is done."""
         _, reward, _, _, info = self._env.step(action)
         return float(reward), bool(info["success"])
 
     def proprioception(self) -> Float32[np.ndarray, "4"]:
-        """Position of the hand, and how far the gripper is open (0 to 1)."""
         return self.full_observation()[:4].astype(np.float32)
 
     def full_observation(self) -> Float64[np.ndarray, "39"]:

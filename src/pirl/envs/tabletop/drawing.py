@@ -28,7 +28,6 @@ class View:
 
     @property
     def scale(self) -> float:
-        """Pixels per metre."""
         return self.size / (2 * self.half)
 
     @property

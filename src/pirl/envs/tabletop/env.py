@@ -75,7 +75,6 @@ class TabletopEnv(RobotEnv):
 
     @classmethod
     def make_pool(cls, size: int, **options: Any) -> "TabletopPool":
-        """Many tables in one process."""
         return TabletopPool(cls(**options), size)
 
     def reset(

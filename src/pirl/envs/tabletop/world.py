@@ -27,8 +27,6 @@ Layout = Literal["sorted", "free"]
 
 @dataclass(frozen=True)
 class TableConfig:
-    """The difficulty of the task."""
-
     objects: int = 2
     zones: int = 2
     distractors: int = 0
@@ -47,18 +45,14 @@ class TableConfig:
                 raise ConfigError(f"{name} = {getattr(self, name)} should be {least} to {most}.")
         if self.layout not in get_args(Layout):
             raise ConfigError(f"layout = {self.layout!r} is none of {', '.join(get_args(Layout))}.")
-        if self.layout == "sorted" and self.zones > 3:
-            raise ConfigError(f"zones = {self.zones} do not fit side by side: at most 3, or layout = free.")
-        if self.layout == "sorted" and self.objects + self.distractors > 5:
+        bodies = self.objects + self.distractors
+        if self.layout == "sorted" and (self.zones > 3 or bodies > 5):
             raise ConfigError(
-                f"objects = {self.objects}, distractors = {self.distractors} do not fit side by side: at most 5 "
-                "together, or layout = free."
+                f"{self.zones} zones, or {bodies} objects and distractors, do not fit side by side: at most 3 and 5, or "
+                "layout = free."
             )
-        if 2 * self.zones + self.objects + self.distractors > 14:
-            raise ConfigError(
-                f"zones = {self.zones}, objects = {self.objects}, distractors = {self.distractors} leave no room on the "
-                "table: take out some of them."
-            )
+        if 2 * self.zones + bodies > 14:
+            raise ConfigError(f"{self.zones} zones, {bodies} objects and distractors leave no room on the table.")
         if not 0 < self.precision <= BLOCK:
             raise ConfigError(f"precision = {self.precision} should be more than 0 and at most {BLOCK} metres.")
         if not 0 <= self.action_noise < np.inf or self.max_steps < 1:
@@ -66,7 +60,6 @@ class TableConfig:
 
     @property
     def tasks(self) -> tuple[str, ...]:
-        """Every block in every zone, in words."""
         return tuple(
             f"put the {block} block in the {zone} zone"
             for block in BLOCK_COLORS[: self.objects]
@@ -92,11 +85,9 @@ class Tables:
         return len(self.steps)
 
     def rows(self, rows: np.ndarray | slice) -> "Tables":
-        """A copy of some of the tables."""
         return Tables(**{name: np.array(value[rows]) for name, value in self.arrays().items()})
 
     def replace(self, row: int, source: "Tables") -> None:
-        """Replace a row by the only table of `source`."""
         for name, value in self.arrays().items():
             value[row] = getattr(source, name)[0]
 
@@ -106,10 +97,8 @@ class Tables:
 
 @dataclass(frozen=True)
 class Outcome:
-    """The result of a step. `failed`: the task cannot be done any more."""
-
     success: Bool[np.ndarray, " n"]
-    failed: Bool[np.ndarray, " n"]
+    failed: Bool[np.ndarray, " n"]  # the task cannot be done any more
     truncated: Bool[np.ndarray, " n"]
 
 
@@ -222,7 +211,6 @@ def _normal(key: UInt64[np.ndarray, " n"], steps: Int64[np.ndarray, " n"]) -> Fl
 
 
 def _mix(bits: UInt64[np.ndarray, "n two"]) -> UInt64[np.ndarray, "n two"]:
-    """The finalizer of SplitMix64."""
     bits = (bits ^ (bits >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     bits = (bits ^ (bits >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return bits ^ (bits >> np.uint64(31))
@@ -248,7 +236,6 @@ class TableExperts:
         self._direction = np.zeros((tables, 2))
 
     def begin(self, row: int, config: ExpertConfig, seed: int) -> None:
-        """Begin an episode on one table."""
         rng = self._rngs[row] = np.random.default_rng(np.random.SeedSequence([seed, 0xE86E87]))
         flaws = Flaws.draw(config, rng, _USUAL_LENGTH)
         self._pick_error[row] = flaws.aim[:2]
@@ -260,7 +247,6 @@ class TableExperts:
         self._direction[row] = flaws.direction[:2] / np.linalg.norm(flaws.direction[:2])
 
     def act(self, tables: Tables, rows: Int64[np.ndarray, " rows"]) -> Float32[np.ndarray, "rows 3"]:
-        """The actions of the experts of some tables."""
         tables = tables.rows(rows)
         actions = _best_actions(tables, self._pick_error[rows], self._place_error[rows])
         waits = (tables.steps < self._late[rows]) | (tables.steps >= self._stops_after[rows])
