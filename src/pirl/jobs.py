@@ -186,6 +186,7 @@ def run_jobs(
                     time.sleep(_POLL)
                 for one in running.values():
                     one.kill()
+                for one in running.values():
                     on_end(one.job, None, time.monotonic() - one.began)
 
 

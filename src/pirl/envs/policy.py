@@ -17,7 +17,8 @@ from pirl.data.robots import Robot, load_robot
 from pirl.data.transforms import indicate, make_mask
 from pirl.envs.base import EnvDescription, EnvObservation
 from pirl.errors import CheckpointError, ConfigError, did_you_mean
-from pirl.interop import Checkpoint, NormStats, load_policy, open_checkpoint, resolve_config
+from pirl.interop.checkpoint import Checkpoint, load_policy, open_checkpoint, resolve_config
+from pirl.interop.norm_stats import NormStats
 from pirl.models import GuidedObservation, Observation, Pi0, Pi0Config, Tokenizer, sample_actions
 from pirl.models.types import Array
 from pirl.run_files import RunFiles, saved_steps

@@ -5,41 +5,13 @@ from typing import TYPE_CHECKING
 from pirl.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from pirl.interop.checkpoint import (
-        OWN_KEYS,
-        Checkpoint,
-        check_match,
-        check_target,
-        check_values,
-        compare,
-        find_params,
-        load_policy,
-        open_checkpoint,
-        resolve_config,
-        resolve_target,
-        save_checkpoint,
-        save_policy,
-    )
+    from pirl.interop.checkpoint import Checkpoint, load_policy, open_checkpoint, save_checkpoint, save_policy
     from pirl.interop.norm_stats import NormStats, read_norm_stats, write_norm_stats
 
 __getattr__, __dir__, __all__ = lazy_names(
     __name__,
     {
-        "checkpoint": (
-            "OWN_KEYS",
-            "Checkpoint",
-            "check_match",
-            "check_target",
-            "check_values",
-            "compare",
-            "find_params",
-            "load_policy",
-            "open_checkpoint",
-            "resolve_config",
-            "resolve_target",
-            "save_checkpoint",
-            "save_policy",
-        ),
-        "norm_stats": ("NormStats", "read_norm_stats", "write_norm_stats"),
+        "checkpoint": ["Checkpoint", "load_policy", "open_checkpoint", "save_checkpoint", "save_policy"],
+        "norm_stats": ["NormStats", "read_norm_stats", "write_norm_stats"],
     },
 )

@@ -24,8 +24,8 @@ from pirl.config import CheckpointConfig
 from pirl.envs.evaluation import versions
 from pirl.errors import CheckpointError, in_one_line
 from pirl.files import atomic_replace, remove_directory, restore_replaced, write_file
-from pirl.interop import NormStats, check_target
-from pirl.interop.checkpoint import DESCRIPTION_FILE, CheckpointWriter
+from pirl.interop.checkpoint import DESCRIPTION_FILE, CheckpointWriter, check_target
+from pirl.interop.norm_stats import NormStats
 from pirl.interop.orbax import quiet_orbax
 from pirl.models import Pi0, get_parameters
 from pirl.models.pi0 import nest

@@ -47,7 +47,8 @@ from pirl.envs.policy import check_policy, check_same_actions, choose_statistics
 from pirl.envs.pool import EnvPool
 from pirl.errors import CheckpointError, ConfigError, DataError
 from pirl.files import cache_directory, expand_home
-from pirl.interop import NormStats, check_match, load_policy, open_checkpoint, read_norm_stats
+from pirl.interop.checkpoint import check_match, load_policy, open_checkpoint
+from pirl.interop.norm_stats import NormStats, read_norm_stats
 from pirl.models import Pi0, Tokenizer, abstract_model, create_model
 from pirl.run_files import RunFiles, saved_steps
 from pirl.training.health import guarded
