@@ -11,7 +11,7 @@ import jax
 import numpy as np
 import pytest
 
-from pirl.cli.main import _parse, main
+from pirl.cli.main import main, parse
 from pirl.data import get_robot, list_robots
 from pirl.envs.registry import KNOWN, find_env_class
 from pirl.interop import NormStats, save_policy
@@ -90,7 +90,7 @@ def test_every_command_runs(page, workplace, monkeypatch):
 def test_commands_that_need_a_simulator_could_run():
     """They stand in text blocks, which nobody runs here; but their options have to exist."""
     examples = [words for words in commands("docs/environments.md", "text") if words[0] == "pirl"]
-    known = [_parse(words[1:]) for words in examples if "--env.adapter" not in words]
+    known = [parse(words[1:]) for words in examples if "--env.adapter" not in words]
     assert len(known) >= 5
     for command in known:
         find_env_class(command.env_config())
@@ -129,7 +129,7 @@ def test_commands_that_are_only_shown_could_run():
     pages = ("docs/quickstart.md", "docs/ript.md", "docs/training.md", "docs/sweep.md")
     for page in (*pages, *(page for page in PAGES if page.startswith("docs/guides/"))):
         for words in (words for words in commands(page, "text") if words[0] == "pirl"):
-            command = _parse(words[1:])
+            command = parse(words[1:])
             if words[1] in ("train", "sweep") and "--resume" not in words:
                 command.resolve()
 

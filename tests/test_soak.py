@@ -15,7 +15,7 @@ sys.path.insert(0, str(SCRIPTS))
 from soak.faults import damage  # noqa: E402
 from soak.runs import LEARNERS, Place, differences, flags  # noqa: E402
 
-from pirl.cli.main import _parse  # noqa: E402
+from pirl.cli.main import parse  # noqa: E402
 
 
 def make_run(directory: Path, metrics: str = '{"step": 8}\n', step: int = 8, **arrays: np.ndarray) -> Path:
@@ -56,7 +56,7 @@ def test_the_options_of_every_learner_exist(tmp_path):
     for learner in LEARNERS.values():
         for endless in ((), flags(learner.without_end)):
             words = Place(tmp_path).command(learner, tmp_path / "run", *endless)
-            config = _parse(words[words.index("pirl.cli.main") + 1 :]).resolve()
+            config = parse(words[words.index("pirl.cli.main") + 1 :]).resolve()
             assert config.name == learner.preset
             assert config.checkpoints.max_to_keep >= 2, "one may be damaged"
             if endless:

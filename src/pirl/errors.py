@@ -2,7 +2,7 @@
 
 import difflib
 from collections.abc import Iterable
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 
 class UserError(ValueError):
@@ -49,12 +49,22 @@ def in_one_line(error: BaseException) -> str:
     return lines[0][:300] if lines else type(error).__name__
 
 
+class Checked:
+    """A dataclass whose numbers lie in the interval of their type, as in Annotated[int, "[1, inf)"]."""
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+
 def check_fields(config: Any, **intervals: str) -> None:
     """Raise if a Literal field of a dataclass has another value, or a number lies outside its interval, like "[0, 1)"."""
-    for name, hint in get_type_hints(type(config)).items():
+    for name, hint in get_type_hints(type(config), include_extras=True).items():
         if get_origin(hint) is Literal and getattr(config, name) not in get_args(hint):
             known = ", ".join(map(str, get_args(hint)))
             raise ConfigError(f"{name} should be one of {known}; it is {getattr(config, name)!r}.")
+        for part in (hint, *get_args(hint)):  # int, or int | None
+            if get_origin(part) is Annotated:
+                intervals[name] = part.__metadata__[0]
     for name, interval in intervals.items():
         value, (low, high) = getattr(config, name), map(float, interval[1:-1].split(","))
         above = value is None or low < value or (interval[0] == "[" and value == low)

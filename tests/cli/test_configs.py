@@ -31,7 +31,7 @@ def test_a_preset_is_shown_as_a_file_that_trains(call, tmp_path):
 @pytest.mark.parametrize("program", [("-c", "from pirl.cli.main import main; main()"), ("-m", "pirl.cli.main")])
 def test_an_interrupt_while_modules_are_loaded_ends_quietly(tmp_path, program):
     """A module that is loaded early interrupts its own process, as ctrl-C would at that moment."""
-    (tmp_path / "tyro.py").write_text(
+    (tmp_path / "argparse.py").write_text(
         "import os, signal, time\n"
         "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # who runs tests in the background ignores it
         "os.kill(os.getpid(), signal.SIGINT)\n"

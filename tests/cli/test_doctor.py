@@ -65,7 +65,7 @@ def test_a_working_machine_passes_without_leaving_anything_or_calling_anyone(dia
 def test_what_pirl_needs_and_is_broken_ends_in_exit_code_1(diagnose, on_path, monkeypatch, tmp_path):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("PIRL_CACHE", str(tmp_path / "file" / "cache"))
-    on_path("tyro", "import os\nos.abort()\n")
+    on_path("jinja2", "import os\nos.abort()\n")
     (tmp_path / "modules" / "flax-99.dist-info").mkdir()
     wrong = "Metadata-Version: 2.1\nName: flax\nVersion: 99\n"
     (tmp_path / "modules" / "flax-99.dist-info" / "METADATA").write_text(wrong)
@@ -73,9 +73,9 @@ def test_what_pirl_needs_and_is_broken_ends_in_exit_code_1(diagnose, on_path, mo
     code, out, found = diagnose()
     assert code == 1
     broken = {name for name, finding in found.items() if finding["state"] == "bad" and finding["needed"]}
-    assert {"cache", "tyro", "flax", "devices"} <= broken
+    assert {"cache", "jinja2", "flax", "devices"} <= broken
     assert "PIRL_CACHE" in found["cache"]["advice"]
-    assert "SIGABRT" in found["tyro"]["detail"]
+    assert "SIGABRT" in found["jinja2"]["detail"]
     assert "<0.13,>=0.12.8" in found["flax"]["detail"]
     assert "JAX_PLATFORMS=cuda" in found["devices"]["advice"]
     assert "devices" in out.splitlines()[-2]

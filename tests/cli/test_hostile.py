@@ -30,9 +30,8 @@ COMMANDS = [
     ("data inf data", "pirl data has no command inf. Did you mean info?"),
     ("data xyz", "pirl data has no command xyz. See pirl data --help."),
     ("eval expert b c d", "pirl eval does not expect 'c d'. See pirl eval --help."),
-    ("train demo --exp-name x --resume true", "does not expect 'true'. --resume is a switch and takes no value."),
-    ("data info", "DATASET"),
-    ("", "pirl"),
+    ("data info", "pirl data info needs DATASET."),
+    ("", "pirl needs a command. See pirl --help."),
     # --- configurations
     ("train", "the run needs a name: --exp-name NAME"),
     ("train --exp-name x", "no configuration: name a preset (see pirl configs), or pass a --config-file"),
@@ -119,9 +118,9 @@ COMMANDS = [
     (f"{EXPERT} --expert.noise nan", "noise"),
     (f"{EXPERT} --env-options 3", "pirl eval has no option --env-options"),
     (f"{EXPERT} --guidance 2", "--guidance is for checkpoints; the scripted expert does not use it"),
-    (f"{EXPERT} --guidance nan", "--guidance should be a number of at least 0; it is nan"),
+    (f"{EXPERT} --guidance nan", "--guidance should be a number; it is 'nan'"),
     (f"{EXPERT} --seed=-1", "--seed should be zero or more"),
-    (f"{EXPERT} --timeout nan", "--timeout should be a number of seconds above 0; it is nan"),
+    (f"{EXPERT} --timeout nan", "--timeout should be a number; it is 'nan'"),
     (f"{EXPERT} --task dance", "no task 'dance'"),
     (f"{EXPERT} --json empty", "is a directory; name a file"),
     (f"{EXPERT} --video file/film.gif", "it is no directory. Choose another place"),
@@ -138,7 +137,7 @@ COMMANDS = [
     ("envs lst", "Did you mean list?"),
     ("envs show tabletop --env aloha", "two different environments: leave one of them out"),
     ("envs show CartPole-v1", "EnvAdapter"),
-    ("envs play tabletop", "does not expect 'tabletop'. Did you mean --env tabletop? See pirl envs play --help."),
+    ("envs play tabletop", "does not expect 'tabletop'. See pirl envs play --help."),
     ("envs play --render gif --out a.mp4", "--render gif does not fit --out a.mp4"),
     ("envs play --size 0", "--size should be at least 1"),
     # --- checkpoints and runs
@@ -159,7 +158,7 @@ COMMANDS = [
     ("inspect nowhere", "nowhere"),
     ("inspect policy --depth 0", "--depth 0 shows nothing: use 1 or more"),
     ("inspect policy --against actor", "--against needs --of"),
-    ("report", "no run: pass at least one run directory"),
+    ("report", "pirl report needs RUN…"),
     ("report empty", "empty"),
     # --- datasets
     ("data check data --rewrd raw", "Did you mean --reward?"),
@@ -278,11 +277,10 @@ def refuse(around, capsys, monkeypatch, tmp_path, unchecked_signatures):
         out, err = capsys.readouterr()
         shown = f"pirl {command[:200]}: exit code {end.value.code}\n{out[-1000:]}\n{err[-3000:]}"
         assert end.value.code == 2, shown
-        # In pirl's own words, or in those of the parser, in a frame.
-        assert err.startswith("error: ") or "For full helptext" in err, shown
+        assert err.startswith("error: "), shown
         assert "Traceback" not in err, shown
         assert len(err) < 6000, "the message is too long to be read"
-        assert says in " ".join(err.replace("│", " ").split()), shown
+        assert says in " ".join(err.split()), shown
 
     yield call
     signal.alarm(0)

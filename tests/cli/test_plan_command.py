@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pirl.cli.main import _parse
+from pirl.cli.main import parse
 from pirl.config import check_layout
 from pirl.plan.topologies import parse_topology
 
@@ -62,7 +62,7 @@ def test_the_commands_of_the_page_could_run():
     lines = [line for line in blocks if line.startswith("pirl plan ")]
     assert len(lines) >= 4
     for line in lines:
-        command = _parse(shlex.split(line)[1:])
+        command = parse(shlex.split(line)[1:])
         check_layout(command.resolve(), max(parse_topology(name).count for name in command.topology))
 
 

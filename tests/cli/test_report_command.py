@@ -36,7 +36,7 @@ def test_the_page_of_several_lies_in_the_current_directory_or_where_it_is_told(c
 def test_what_cannot_work_is_refused_in_one_line_before_the_page_is_made(call, run, monkeypatch):
     monkeypatch.setattr("pirl.report.sections.build_run_report", None)
     for arguments, said in (
-        ((), "no run"),
+        ((), "needs RUN"),
         (("runs/none",), "no run runs/none"),
         (("runs",), "runs is not a run"),
         (("runs/mine/log.txt",), "is not a run"),
@@ -52,7 +52,7 @@ def test_what_cannot_work_is_refused_in_one_line_before_the_page_is_made(call, r
 def test_a_report_needs_no_jax(run):
     """It may be asked for beside a run that needs all of the machine."""
     code = (
-        "import sys; from pirl.cli.main import _parse; _parse(sys.argv[1:]).run(); "
+        "import sys; from pirl.cli.main import parse; parse(sys.argv[1:]).run(); "
         "print([name for name in ('jax', 'orbax') if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code, "report", str(run)], capture_output=True, text=True, check=True)

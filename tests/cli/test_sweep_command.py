@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pirl.cli.main import _parse
+from pirl.cli.main import parse
 from pirl.sweep import plan
 
 ROOT = Path(__file__).parents[2]
@@ -38,7 +38,6 @@ def test_a_dry_run_says_how_much_it_is(call, tmp_path):
 def test_help_shows_what_can_be_searched(call):
     code, out, _ = call("sweep", "demo_state_bc", "--help")
     assert code == 0
-    assert out.startswith("usage: pirl sweep [PRESET] --exp-name NAME --param FIELD=VALUES [OPTIONS]\n")
     assert "--min-iterations" in out
     assert "--agent.optimizer.peak-lr" in out
     assert call("sweep", "--help")[0] == 0
@@ -54,7 +53,7 @@ def test_it_ends_with_a_table_and_the_command_for_the_best(call, monkeypatch, tm
         "pirl train demo_state_bc --exp-name rate-best --data.repo-id=. --evaluation.every=500 --runs-dir=here "
         "--agent.optimizer.peak-lr=1e-3 --steps=1500"
     )
-    assert _parse(shlex.split(out.splitlines()[-1])[1:]).resolve().agent.optimizer.peak_lr == 1e-3
+    assert parse(shlex.split(out.splitlines()[-1])[1:]).resolve().agent.optimizer.peak_lr == 1e-3
     assert (tmp_path / "here/rate/sweep.html").exists()
     code, _, err = call(*BASE, *RATES, "--rungs", "2,4", "--runs-dir", "here")
     assert (code, "--resume continues it" in err) == (2, True)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from pirl.agents.acrlpd import ACRLPDAgent
 from pirl.agents.bc import BCAgent
 from pirl.config import check_config, check_data, debug_config, get_config, override_config
-from pirl.config.metrics import GAPS, check_metric
+from pirl.config.checks import GAPS, check_metric
 from pirl.data import ChunkBatch, get_robot, open_dataset
 from pirl.data.robots import Robot
 from pirl.errors import ConfigError, DataError
@@ -35,17 +35,17 @@ REFUSED = [
         "agent.horizon_length = 5 is more than the policy's chunk (model.action_horizon = 4)",
     ),
     ({"evaluation.execute_steps": 5}, "evaluation.execute_steps = 5 is more than the policy's chunk"),
-    ({"batch_size": 12}, "batch_size = 12 should be a multiple of 8 (8 devices), such as --batch-size 16."),
+    ({"batch_size": 12}, "batch_size = 12 should be a multiple of 8 (8 devices × 1 accumulation steps), such as"),
     ({"agent.accumulation_steps": 3}, "batch_size = 8 should be a multiple of agent.accumulation_steps = 3"),
     ({"agent.accumulation_steps": 2}, "16 (8 devices × 2 accumulation steps), such as --batch-size 16."),
     ({"fsdp_devices": 3}, "fsdp_devices = 3 should divide the number of devices, 8."),
-    ({"env": None}, "evaluation and the online phase need an environment: name one with --env.id"),
-    ({"env": None, "evaluation.every": 0, "checkpoints.best_metric": None}, "the online phase needs an environment"),
+    ({"env": None}, "no environment for evaluation and the online phase: name one with --env.id"),
+    ({"env": None, "evaluation.every": 0, "checkpoints.best_metric": None}, "no environment for the online phase"),
     ({"data.repo_id": None}, "10 offline updates need data: name a LeRobot dataset with --data.repo-id"),
     ({"data.repo_id": None, "steps": 0}, "--online.prior-ratio 0"),
     ({"data.repo_id": None, "steps": 0, "online.prior_ratio": 0}, "--data.norm-stats checkpoint"),
     ({"steps": 0, "online.env_steps": 0}, "nothing would be learned"),
-    ({"agent.learner": "bc"}, "online.env_steps = 40 is for ACRLPD: BC would clone what it does itself"),
+    ({"agent.learner": "bc"}, "online.env_steps = 40 is for ACRLPD: BC would clone its own failures"),
     ({"data.repo_id": "./nowhere"}, "/nowhere; one on the hub is called NAME/DATASET"),
     ({"from_scratch": False}, "for this small model the run of a preset that clones, such as demo_bc"),
     ({"from_scratch": False, "model.preset": "pi0_base"}, "gs://openpi-assets/checkpoints/pi0_base"),
@@ -74,19 +74,19 @@ REFUSED = [
     ({"online.seed": 0}, "Set --online.seed 1"),
     ({"agent.critic_warmup_steps": 14}, "leaves none of the 14 updates for the policy"),
     ({"agent.actor_mode": "condition"}, "agent.actor_mode = condition needs a prompt, but model.max_token_len = 0"),
-    ({"rollout.iterations": 3}, "rollout.iterations = 3 are RIPT's: choose --agent.learner ript"),
+    ({"rollout.iterations": 3}, "rollout.iterations = 3 is for RIPT: set it to 0, or --agent.learner ript"),
     ({"batch_size": 12, "fsdp_devices": 3}, "\n- "),
 ]
 REFUSED_OF_RIPT = [
-    ({"steps": 10}, "10 offline updates"),
-    ({"online.env_steps": 10}, "online.env_steps is ACRLPD's"),
+    ({"steps": 10}, "no offline updates, and there are 10"),
+    ({"online.env_steps": 10}, "online.env_steps is for ACRLPD"),
     ({"rollout.iterations": 0}, "nothing would be learned: set --rollout.iterations."),
-    ({"rollout.budget": 47}, "rollout.budget = 47 initial states can never give rollout.groups = 48 groups"),
+    ({"rollout.budget": 47}, "rollout.budget = 47 initial states cannot give rollout.groups = 48 groups"),
     ({"rollout.seed": 0}, "rollout.seed and evaluation.seed are both 0"),
     ({"evaluation.seed": 1001}, "that it is evaluated on. Set --evaluation.seed to less"),
     ({"rollout.ray_address": "auto"}, "rollout.ray_address = auto is for --rollout.backend ray"),
-    ({"env": None}, "evaluation and rollouts need an environment: name one with --env.id"),
-    ({"env": None, "evaluation.every": 0}, "rollouts need an environment: name one with --env.id"),
+    ({"env": None}, "no environment for evaluation and rollouts: name one with --env.id"),
+    ({"env": None, "evaluation.every": 0}, "no environment for rollouts: name one with --env.id"),
     ({"agent.weighting": "guidance", "model.max_token_len": 0}, "guidance needs a prompt, but model.max_token_len = 0"),
     ({"agent.batch_by": "groups", "batch_size": 36}, "batch_size = 36 should be a multiple of rollout.attempts"),
     ({"agent.bc_loss_weight": 0.5}, "agent.bc_loss_weight = 0.5 mixes demonstrations in: name a dataset"),

@@ -104,7 +104,7 @@ def test_texts_of_a_command_line_mean_what_yaml_means(changes):
     plain = {name: value for name, value in changes.items() if isinstance(value, int | float) and value is not None}
     config = apply("debug", plain)
     texts = {name: str(value) for name, value in plain.items()}
-    assert override_config(get_config("debug"), texts, "pirl train", texts=True) == config
+    assert override_config(get_config("debug"), texts, texts=True) == config
 
 
 @given(TEXT, TEXT, st.lists(TEXT, max_size=3))
@@ -165,7 +165,7 @@ def test_yaml_and_options_mean_what_people_mean():
         found = field_of(parse_config(f"preset: demo_state\n{text}"), field)
         assert (found, type(found)) == (value, type(value)), text
     for text, field, value in TEXT_MEANS:
-        config = override_config(get_config("demo"), {field: text}, "pirl train", texts=True)
+        config = override_config(get_config("demo"), {field: text}, texts=True)
         assert field_of(config, field.replace("env.id", "env")) == value, text
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from pirl.agents.config import BCConfig, RIPTConfig
-from pirl.cli.main import _parse
+from pirl.cli.main import parse
 from pirl.config import check_config, debug_config, get_config, get_preset, list_configs, load_config, override_config
 from pirl.data import open_dataset, read_outcomes
 from pirl.data.robots import load_robot
@@ -44,13 +44,12 @@ def test_every_preset_can_work_as_it_is_and_for_debugging_and_says_how(name, tmp
     else:
         assert (small.steps, small.rollout.iterations) == (10, 0)
 
-    preset = get_preset(name)
-    assert preset.summary == preset.about.splitlines()[0]
-    assert len(preset.summary) <= 120
+    about = get_preset(name)["about"]
+    assert len(about.splitlines()[0]) <= 120
     for word in ("Command", "Needs", "Should reach"):
-        assert re.search(rf"^{word}: \w", preset.about, flags=re.MULTILINE), word
-    (command,) = re.findall(r"^Command: pirl (.*)$", preset.about, flags=re.MULTILINE)
-    assert _parse(shlex.split(command)).resolve().name == name
+        assert re.search(rf"^{word}: \w", about, flags=re.MULTILINE), word
+    (command,) = re.findall(r"^Command: pirl (.*)$", about, flags=re.MULTILINE)
+    assert parse(shlex.split(command)).resolve().name == name
 
 
 def test_folding_is_as_promised():
@@ -66,11 +65,11 @@ def test_the_options_of_the_page_make_lora_and_bc_of_a_preset(tmp_path):
     page = (ROOT / "docs/training.md").read_text()
     (bc,) = re.findall(r"\| BC on the same data.*`(--agent bc .*)` \|", page)
     assert "`--model pi0_lora` or `--model pi05_lora`, with `--agent.policy-ema-decay none`" in page
-    lora = _parse(["train", "droid", *shlex.split("--model pi05_lora --agent.policy-ema-decay none")]).resolve()
+    lora = parse(["train", "droid", *shlex.split("--model pi05_lora --agent.policy-ema-decay none")]).resolve()
     assert lora.model.language.has_lora
     assert lora.model.action_expert.has_lora
     assert lora.agent.policy_ema_decay is None
-    cloned = _parse(["train", "droid", *shlex.split(bc)]).resolve()
+    cloned = parse(["train", "droid", *shlex.split(bc)]).resolve()
     assert cloned.agent == BCConfig(), "whose defaults are OpenPI's"
     # Rewards that do not tell of success are as good as none to BC.
     built = build(tmp_path, cameras="none", rewards="dense")
@@ -119,11 +118,11 @@ def test_a_file_works_by_the_command_in_it(file, beside):
     lines = re.findall(r"^#   pirl (.*)$", file.read_text(), flags=re.MULTILINE)
     *before, last = [shlex.split(line) for line in lines]
     for command in before:
-        parsed = _parse(command)
+        parsed = parse(command)
         if command[0] == "train":
             check_config(parsed.resolve(), device_count=8)
     assert f"configs/{file.name}" in last
-    config = _parse(last).resolve()
+    config = parse(last).resolve()
     check_config(config, device_count=8)
     assert isinstance(config.agent, RIPTConfig)
     # The command adds only these.

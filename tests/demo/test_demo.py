@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from fake_runs import save, write_dataset
 
-from pirl.cli.main import _parse
+from pirl.cli.main import parse
 from pirl.config import list_configs
 from pirl.demo.plans import ACRLPD, DEMOS, RIPT
 from pirl.demo.run import describe_episodes, make_results, next_commands, run_demo, summarize
@@ -164,8 +164,8 @@ def test_what_to_run_next_can_be_pasted_whatever_the_directory_is_called(rolled_
     assert watch[-3:] == [ript, "--out", f"{named.out}/film.gif"]
     assert compare == ["pirl", "eval", str(named.out / "filtered_bc"), ript, "--denoising-steps", "10"]
     assert check == ["pirl", "convert", f"{ript}/checkpoints/policy/400", "--check"]
-    assert _parse(train[1:]).preset in list_configs()
-    assert [_parse(words[1:]) for words in (watch, compare, check)]
+    assert parse(train[1:]).preset in list_configs()
+    assert [parse(words[1:]) for words in (watch, compare, check)]
 
 
 def test_a_damaged_evaluation_is_named(measured):

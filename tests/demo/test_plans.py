@@ -14,9 +14,9 @@ from pirl.errors import DataError
 
 def parse(config):
     """The commands of a demo by the name of their step, as pirl reads them."""
-    from pirl.cli.main import _parse
+    from pirl.cli.main import parse as parse_command
 
-    return {step.name: _parse(step.command) for step in config.steps()}
+    return {step.name: parse_command(step.command) for step in config.steps()}
 
 
 def rollouts_of(iterations, env_steps):

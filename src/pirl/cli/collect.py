@@ -2,14 +2,13 @@
 
 import math
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import MISSING, asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Literal
 
-import tyro
-
-from pirl.cli.console import facts, optional, progress, show
+from pirl.cli.console import facts, progress, show
 from pirl.cli.options import EXPERT, ActingInMany
+from pirl.cli.parser import option
 from pirl.errors import UserError
 
 if TYPE_CHECKING:
@@ -24,13 +23,13 @@ class Collect(ActingInMany):
     collection and gives the same data as an uninterrupted one; with more --episodes or --env-steps, it adds episodes.
     """
 
-    policy: Annotated[str, tyro.conf.arg(metavar="expert|CHECKPOINT")]
+    policy: str = option("expert|CHECKPOINT", default=MISSING)
     """The policy: the word expert, a checkpoint directory, or a run (its newest policy)."""
-    out: Annotated[Path, tyro.conf.arg(metavar="DIR")]
+    out: Path = option("DIR", default=MISSING)
     """Directory of the dataset."""
-    episodes: Annotated[int | None, optional("INT")] = None
+    episodes: int | None = None
     """Total number of episodes; with --env-steps, the maximum."""
-    env_steps: Annotated[int | None, optional("INT")] = None
+    env_steps: int | None = None
     """Total environment steps; the episode that reaches them is the last."""
     version: Literal["v3.0", "v2.1"] = "v3.0"
     """Version of the LeRobot format."""

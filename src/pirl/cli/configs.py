@@ -1,21 +1,19 @@
 """`pirl configs`: lists the presets, or shows one."""
 
 from dataclasses import dataclass
-from typing import Annotated
 
-import tyro
-
-from pirl.cli.console import optional, show, table
+from pirl.cli.console import show, table
+from pirl.cli.parser import Command, positional
 from pirl.errors import UserError, did_you_mean
 
 
-@dataclass(frozen=True)
-class Configs:
+@dataclass(frozen=True, kw_only=True)
+class Configs(Command):
     """List the presets of `pirl train`, or print one as YAML for --config-file (`pirl configs show NAME`)."""
 
-    command: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="[list|show]")] = "list"
+    command: str = positional("[list|show]", "list")
     """List all presets, or show one."""
-    name: Annotated[tyro.conf.Positional[str | None], optional("[NAME]")] = None
+    name: str | None = positional("[NAME]", None)
     """The preset to show."""
 
     def run(self) -> int:
@@ -38,7 +36,7 @@ def _list() -> None:
     rows = []
     for name in list_configs():
         learner, model = find_choice(name, "agent", "learner"), find_choice(name, "model", "preset")
-        rows.append((name, learner, model, get_preset(name).summary))
+        rows.append((name, learner, model, get_preset(name)["about"].splitlines()[0]))
     show(table(("name", "learner", "model", "what it is for"), rows))
     print("\npirl configs show NAME prints one; pirl train NAME --exp-name RUN trains it.")
 
@@ -46,7 +44,7 @@ def _list() -> None:
 def _show(name: str) -> None:
     from pirl.config import format_config, get_config, get_preset
 
-    for line in get_preset(name).about.splitlines():
+    for line in get_preset(name)["about"].splitlines():
         print(f"# {line}".rstrip())
     print()
     print(format_config(get_config(name)), end="")

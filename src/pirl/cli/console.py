@@ -1,7 +1,6 @@
-"""What commands print and write: tables, a progress bar, JSON, and how an option looks in the help."""
+"""What commands print and write: tables, a progress bar, and JSON."""
 
 import contextlib
-import itertools
 import json
 import os
 import sys
@@ -9,10 +8,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
-import tyro
-
+from pirl.cli.parser import Command, option
 from pirl.errors import UserError
 from pirl.files import write_file, writing
 
@@ -23,16 +21,6 @@ WIDE = 160
 """Width of lines where there is no terminal."""
 STDOUT = Path("-")
 _json_stdout: ContextVar[TextIO] = ContextVar("json_stdout")
-
-
-def default(words: str, metavar: str | None = None) -> Any:
-    """An option that may be left out; the help says in words what happens then."""
-    return tyro.conf.arg(metavar=metavar, help_behavior_hint=f"(default: {words})")
-
-
-def optional(metavar: str) -> Any:
-    """An option that may be left out, without a default to show."""
-    return tyro.conf.arg(metavar=metavar, help_behavior_hint="")
 
 
 def show(*parts: Any, width: int | None = None) -> None:
@@ -62,11 +50,6 @@ def table(headers: Sequence[str], rows: Iterable[Sequence[str]], *, left: int | 
 def facts(rows: Iterable[tuple[str, str]]) -> Any:
     """A table of names and values."""
     return table(("", ""), rows)
-
-
-def count(things: Any, name: str) -> str:
-    """A number of things: 1 episode, 2 episodes."""
-    return f"{len(things):,} {name}{'' if len(things) == 1 else 's'}"
 
 
 def check_writable(file: Path) -> None:
@@ -104,10 +87,10 @@ def progress(total: int | None, what: str) -> "Iterator[Callable[[EpisodeResult]
 
 
 @dataclass(frozen=True, kw_only=True)
-class WithJson:
+class WithJson(Command):
     """A command that can write its result as JSON."""
 
-    json: Annotated[Path | None, optional("[FILE]")] = None
+    json: Path | None = option("[FILE]", bare=str(STDOUT))
     """Also write the result as JSON: to FILE or, without one (or with -), to standard output.
     Text output then goes to standard error."""
 
@@ -129,25 +112,11 @@ class WithJson:
         print(f"written to {self.json}")
 
 
-def complete_json_flag(arguments: Sequence[str]) -> list[str]:
-    """The arguments with a `-` after a --json that no file follows, because the parser wants a value."""
-    completed: list[str] = []
-    for argument, following in itertools.pairwise([*arguments, "--"]):
-        completed.append(argument)
-        if argument == "--json" and following.startswith("--"):
-            completed.append(str(STDOUT))
-    return completed
-
-
 @contextlib.contextmanager
-def text_beside_json(command: Any) -> Iterator[None]:
+def text_beside_json(command: Command) -> Iterator[None]:
     """While a command writes JSON to standard output, its text output goes to standard error."""
-    if getattr(command, "json", None) != STDOUT:
+    with contextlib.ExitStack() as stack:
+        if getattr(command, "json", None) == STDOUT:
+            _json_stdout.set(sys.stdout)
+            stack.enter_context(contextlib.redirect_stdout(sys.stderr))
         yield
-        return
-    before = _json_stdout.set(sys.stdout)
-    try:
-        with contextlib.redirect_stdout(sys.stderr):
-            yield
-    finally:
-        _json_stdout.reset(before)

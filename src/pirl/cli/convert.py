@@ -3,11 +3,10 @@
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-import tyro
-
-from pirl.cli.console import WithJson, default, facts, optional, show
+from pirl.cli.console import WithJson, facts, show
+from pirl.cli.parser import option, positional
 from pirl.errors import UserError
 from pirl.run_files import refuse_directory_of_runs
 from pirl.text import format_size
@@ -17,7 +16,7 @@ if TYPE_CHECKING:
     from pirl.models.config import Pi0Config
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Convert(WithJson):
     """Inspect an OpenPI checkpoint, convert it, merge its LoRA, or check it.
 
@@ -25,17 +24,17 @@ class Convert(WithJson):
     the second. With --check, verify one checkpoint or compare two; exit code 1 means that there are differences.
     """
 
-    checkpoint: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="CHECKPOINT")]
+    checkpoint: Path = positional("CHECKPOINT")
     """Checkpoint directory (the one with params/ or model.safetensors), or a run (its newest policy)."""
-    output: Annotated[tyro.conf.Positional[Path | None], optional("[OUTPUT]")] = None
+    output: Path | None = positional("[OUTPUT]", None)
     """Where to write the converted checkpoint; with --check, the checkpoint to compare with."""
     check: bool = False
     """Verify one checkpoint (readable, finite, fits its model; reports missing statistics) or compare two."""
-    model: Annotated[str | None, optional("PRESET")] = None
+    model: str | None = option("PRESET")
     """Model preset, for a checkpoint without pirl.json; needed to merge LoRA or to check the fit."""
     merge_lora: bool = False
     """Fold LoRA weights into the weights they update."""
-    dtype: Annotated[Literal["float32", "bfloat16"] | None, default("as saved", "float32|bfloat16")] = None
+    dtype: Literal["float32", "bfloat16"] | None = option(shown="as saved")
     """Cast all parameters to this dtype."""
     style: Literal["released", "trained", "pytorch"] = "released"
     """What to write: OpenPI's JAX format with plain keys (released) or with the trailing `value` of its training runs

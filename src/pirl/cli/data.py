@@ -1,13 +1,12 @@
 """`pirl data`: inspects, validates and labels LeRobot datasets, computes statistics, manages the frame cache."""
 
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import MISSING, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-import tyro
-
-from pirl.cli.console import WithJson, check_writable, count, default, facts, optional, show, table
+from pirl.cli.console import WithJson, check_writable, facts, show, table
+from pirl.cli.parser import Command, option, positional
 from pirl.errors import UserError
 from pirl.text import format_size
 
@@ -15,24 +14,23 @@ if TYPE_CHECKING:
     from pirl.data import Dataset, Label, OutcomeConfig
 
 _LONGEST_HORIZON = 10_000
-_DatasetPath = Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="DATASET")]
 
 
-@dataclass(frozen=True)
-class _WithOutcomes:
-    dataset: _DatasetPath
+@dataclass(frozen=True, kw_only=True)
+class _WithOutcomes(Command):
+    dataset: str = positional("DATASET")
     """Directory of a LeRobot dataset (v2.0, v2.1 or v3.0), or its hub id."""
     reward: Literal["sparse", "step_penalty", "raw"] = "sparse"
     """Reward used in training: 1 on success, -1 per step until success, or the reward column unchanged."""
-    reward_column: Annotated[str | None, default("next.reward", "NAME")] = None
+    reward_column: str | None = option("NAME", shown="next.reward")
     """Reward column."""
-    success_column: Annotated[str | None, default("next.success, is_success, success, …", "NAME")] = None
+    success_column: str | None = option("NAME", shown="next.success, is_success, success, …")
     """Success column."""
-    success_threshold: Annotated[float | None, optional("REWARD")] = None
+    success_threshold: float | None = option("REWARD")
     """Reward from which on a step is a success, for rewards such as 0 and 100 or those of several stages."""
     unlabeled: Literal["error", "success"] = "error"
     """How to treat episodes without an outcome: as an error, or as successful demonstrations."""
-    episodes: Annotated[str | None, default("all", "EPISODES")] = None
+    episodes: str | None = option("EPISODES", shown="all")
     """Episodes to look at, such as 0,3,7-12."""
 
     def outcomes(self) -> "OutcomeConfig":
@@ -54,7 +52,7 @@ class _WithOutcomes:
         return None if self.episodes is None else parse_episodes(self.episodes)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Check(WithJson, _WithOutcomes):
     """Validate a dataset before training: lists every problem by episode, file, column and value.
 
@@ -62,7 +60,7 @@ class Check(WithJson, _WithOutcomes):
     is read; they do not block training.
     """
 
-    robot: Annotated[str | None, default("one that uses all columns and cameras", "NAME|FILE")] = None
+    robot: str | None = option("NAME|FILE", shown="one that uses all columns and cameras")
     """Robot preset, or a JSON file that describes a robot: what it does not use is not judged."""
     decode: bool = False
     """Decode every video frame, not only the first of each episode."""
@@ -87,7 +85,7 @@ class Check(WithJson, _WithOutcomes):
         if usable is not None:
             kept = len(usable.episode_ids)
             extent = f", {f'{kept} of {kept + len(bad)}' if bad else kept} episodes, {len(usable):,} frames"
-        print(f"{self.dataset}{extent}: {count(problems, 'problem')}, {count(notes, 'note')}")
+        print(f"{self.dataset}{extent}: {_count(problems, 'problem')}, {_count(notes, 'note')}")
         if bad and usable is not None and all(entry.episode is not None for entry in problems):
             print(skip_advice(usable, bad))
         content = {"problems": [entry.to_json() for entry in problems], "notes": [entry.to_json() for entry in notes]}
@@ -95,7 +93,7 @@ class Check(WithJson, _WithOutcomes):
         return 2 if problems else 0
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Info(WithJson, _WithOutcomes):
     """Print what a dataset contains: episodes, tasks, success, lengths, returns, corrections, cameras.
 
@@ -147,7 +145,7 @@ def _bars(title: str, histogram: dict[str, Any], width: int = 40) -> str:
     return "\n".join(lines) + "\n"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Stats(_WithOutcomes):
     """Compute normalization statistics (z-score and exact quantiles) and write OpenPI's norm_stats.json.
 
@@ -155,12 +153,12 @@ class Stats(_WithOutcomes):
     is where it succeeds.
     """
 
-    robot: Annotated[str, tyro.conf.arg(metavar="NAME|FILE")] = tyro.MISSING
+    robot: str = option("NAME|FILE", default=MISSING)
     """Robot preset, or a JSON file that describes a robot.
     Presets: aloha, aloha_sim, libero, libero_delta, droid, droid_joint_position, tabletop, tabletop_state, metaworld."""
-    horizon: int = tyro.MISSING
+    horizon: int
     """Length of the policy's action chunk: statistics of relative actions depend on it."""
-    output: Annotated[Path | None, default("print only", "FILE")] = None
+    output: Path | None = option("FILE", shown="print only")
     """File to write."""
 
     def run(self) -> int:
@@ -196,8 +194,8 @@ class Stats(_WithOutcomes):
         return 0
 
 
-@dataclass(frozen=True)
-class Cache:
+@dataclass(frozen=True, kw_only=True)
+class Cache(Command):
     """List the frame caches, or delete them. They are rebuilt when needed."""
 
     clear: bool = False
@@ -219,7 +217,7 @@ class Cache:
             )
         if entries:
             show(table(("dataset", "camera", "frames", "size", "kept as", "on disk", "last used"), rows))
-        print(f"{count(entries, 'cache')}, {format_size(sum(entry.bytes_on_disk for entry in entries))}")
+        print(f"{_count(entries, 'cache')}, {format_size(sum(entry.bytes_on_disk for entry in entries))}")
         if not self.clear or not entries:
             return 0
         deleted = []
@@ -229,27 +227,27 @@ class Cache:
                 deleted.append(entry)
             except UserError as error:
                 print(f"not deleted: {error}", file=sys.stderr)
-        print(f"deleted: {count(deleted, 'cache')}, {format_size(sum(entry.bytes_on_disk for entry in deleted))}")
+        print(f"deleted: {_count(deleted, 'cache')}, {format_size(sum(entry.bytes_on_disk for entry in deleted))}")
         return 0 if len(deleted) == len(entries) else 2
 
 
-@dataclass(frozen=True)
-class LabelEpisodes:
+@dataclass(frozen=True, kw_only=True)
+class LabelEpisodes(Command):
     """Label episodes as success or failure. Writes meta/pirl_labels.jsonl; the dataset itself is not changed.
 
     Labels come from a CSV file (columns episode and success, reward or truncated), from lists of episodes or, without
     either, from one question per episode. New labels replace old ones.
     """
 
-    dataset: _DatasetPath
+    dataset: str = positional("DATASET")
     """Directory of a LeRobot dataset."""
-    csv: Annotated[Path | None, optional("FILE")] = None
+    csv: Path | None = option("FILE")
     """CSV file with a column episode and any of success, reward, truncated."""
-    success: Annotated[str | None, optional("EPISODES")] = None
+    success: str | None = option("EPISODES")
     """Successful episodes, such as 0,3,7-12; "rest" for all others."""
-    failure: Annotated[str | None, optional("EPISODES")] = None
+    failure: str | None = option("EPISODES")
     """Failed episodes, in the same form."""
-    truncated: Annotated[str | None, optional("EPISODES")] = None
+    truncated: str | None = option("EPISODES")
     """Episodes that timed out. Episodes in the other lists that are not in this one count as terminated."""
     ask_again: bool = False
     """In interactive mode, also ask about labeled episodes."""
@@ -331,6 +329,10 @@ class LabelEpisodes:
         return _save_labels(dataset, old, answers)
 
 
+def _count(things: Any, name: str) -> str:
+    return f"{len(things):,} {name}{'' if len(things) == 1 else 's'}"
+
+
 def _answer(question: str) -> str:
     if sys.stdin is None:  # closed before the program started
         raise EOFError
@@ -351,27 +353,27 @@ def _save_labels(dataset: "Dataset", old: "dict[int, Label]", new: "dict[int, La
     dated = [replace(label, length=lengths[episode]) for episode, label in new.items()]
     merged = merge_labels(old, dated)
     path = write_labels(dataset.root, merged)
-    print(f"{count(dated, 'label')} written to {path}; {count(merged, 'episode')} of {len(lengths)} labeled")
+    print(f"{_count(dated, 'label')} written to {path}; {_count(merged, 'episode')} of {len(lengths)} labeled")
     return 0
 
 
-@dataclass(frozen=True)
-class DropEpisodes:
+@dataclass(frozen=True, kw_only=True)
+class DropEpisodes(Command):
     """Leave episodes out of a dataset. Writes meta/pirl_dropped.txt; the dataset itself is not changed.
 
     All commands of pirl then go by the others. LeRobot does not know the file: for a copy without the episodes, use its
     own tools.
     """
 
-    dataset: _DatasetPath
+    dataset: str = positional("DATASET")
     """Directory of a LeRobot dataset."""
-    episodes: Annotated[str | None, optional("EPISODES")] = None
+    episodes: str | None = option("EPISODES")
     """Episodes to leave out, such as 0,3,7-12."""
     bad: bool = False
     """Leave out all episodes in which pirl data check finds a problem."""
-    robot: Annotated[str | None, optional("NAME|FILE")] = None
+    robot: str | None = option("NAME|FILE")
     """With --bad: the robot that is to be trained; what it does not use is not judged."""
-    restore: Annotated[str | None, optional("EPISODES")] = None
+    restore: str | None = option("EPISODES")
     """Episodes to take back, or "all"."""
 
     def run(self) -> int:
@@ -396,7 +398,7 @@ class DropEpisodes:
             raise UserError(f"no episode of {self.dataset} would be left. Nothing was written.")
         write_dropped(dataset.root, left_out)
         numbers = f" ({format_episodes(left_out)}), written to {dataset.root / DROPPED_FILE}" if left_out else ""
-        print(f"{count(left_out, 'episode')} of {len(known)} left out{numbers}")
+        print(f"{_count(left_out, 'episode')} of {len(known)} left out{numbers}")
         return 0
 
 

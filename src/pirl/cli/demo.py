@@ -5,34 +5,31 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-import tyro
-
-from pirl.cli.console import default, facts, show
+from pirl.cli.console import facts, show
+from pirl.cli.parser import Command, option, positional
 from pirl.errors import UserError
 
 
 @dataclass(frozen=True, kw_only=True)
-class Demo:
+class Demo(Command):
     """Collect demonstrations, train a small π₀ with behavior cloning and then with RL, and compare them, with controls.
 
     Takes a quarter of an hour or more on two cores. To continue an interrupted demo, run the same command again.
     """
 
-    learner: Annotated[tyro.conf.Positional[Literal["acrlpd", "ript"]], tyro.conf.arg(metavar="[acrlpd|ript]")] = (
-        "acrlpd"
-    )
+    learner: Literal["acrlpd", "ript"] = positional("[acrlpd|ript]", "acrlpd")
     """The RL method.
     ACRLPD: with critics, on the demonstrations and then also on its own episodes.
     RIPT: only rollouts in the simulator."""
-    observation: Annotated[Literal["pixels", "state"] | None, default("pixels", "{pixels,state}")] = None
+    observation: Literal["pixels", "state"] | None = option(shown="pixels")
     """What the policies of the ACRLPD demo observe: two cameras, or the true state of the table, which is quicker."""
-    out: Annotated[Path | None, default("runs/demo, runs/demo_state or runs/demo_ript", "DIR")] = None
+    out: Path | None = option("DIR", shown="runs/demo, runs/demo_state or runs/demo_ript")
     """Directory for data, runs and the report."""
-    episodes: Annotated[int | None, default("200; 8 with --quick", "INT")] = None
+    episodes: int | None = option(shown="200; 8 with --quick")
     """Evaluation episodes per policy."""
-    demonstrations: Annotated[int | None, default("as many as the demo needs", "INT")] = None
+    demonstrations: int | None = option(shown="as many as the demo needs")
     """Demonstrations to collect."""
     quick: bool = False
     """Make few updates and run few episodes: checks that everything works, not that it learns."""

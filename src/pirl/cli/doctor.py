@@ -4,11 +4,9 @@ import sys
 from dataclasses import asdict, dataclass
 from itertools import groupby
 from pathlib import Path
-from typing import Annotated
-
-import tyro
 
 from pirl.cli.console import WithJson, show
+from pirl.cli.parser import option
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,7 +17,7 @@ class Doctor(WithJson):
     Exit code 1 if something that pirl itself needs is broken, else 0.
     """
 
-    runs_dir: Annotated[Path, tyro.conf.arg(metavar="DIR")] = Path("runs")
+    runs_dir: Path = option("DIR", default=Path("runs"))
     """Directory for runs, to check for space and permissions."""
 
     def run(self) -> int:

@@ -4,20 +4,19 @@ import contextlib
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-import tyro
-
-from pirl.cli.console import check_writable, default, facts, optional, show, table
+from pirl.cli.console import check_writable, facts, show, table
 from pirl.cli.options import EXPERT, Acting, InEnvironment
+from pirl.cli.parser import Command, option, positional
 from pirl.errors import UserError
 
 if TYPE_CHECKING:
     from pirl.envs.registry import EnvConfig, KnownEnv
 
 
-@dataclass(frozen=True)
-class ListEnvs:
+@dataclass(frozen=True, kw_only=True)
+class ListEnvs(Command):
     """List the environments and whether they are installed."""
 
     def run(self) -> int:
@@ -29,11 +28,11 @@ class ListEnvs:
         return 0
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ShowEnv(InEnvironment):
     """Print the options of an environment and, if it is installed, its cameras, widths, limits and tasks."""
 
-    name: Annotated[tyro.conf.Positional[str | None], optional("[NAME]")] = None
+    name: str | None = positional("[NAME]", None)
     """Environment (same as --env)."""
 
     def run(self) -> int:
@@ -59,19 +58,19 @@ class ShowEnv(InEnvironment):
         return 0
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Play(Acting):
     """Run episodes of the scripted expert or a policy, print their outcomes and, if asked, write a video."""
 
     episodes: int = 4
     """Episodes to run, side by side in the video."""
-    checkpoint: Annotated[str | None, default("the scripted expert", "CHECKPOINT")] = None
+    checkpoint: str | None = option("CHECKPOINT", shown="the scripted expert")
     """Checkpoint directory or run to use as the policy."""
-    render: Annotated[Literal["gif", "mp4", "png"] | None, default("no video", "gif|mp4|png")] = None
+    render: Literal["gif", "mp4", "png"] | None = option(shown="no video")
     """Write an animation, a video, or strips of frames in one image."""
-    out: Annotated[Path | None, default("the environment's name", "FILE")] = None
+    out: Path | None = option("FILE", shown="the environment's name")
     """File to write; without --render, its suffix determines the format."""
-    size: Annotated[int, tyro.conf.arg(metavar="PIXELS")] = 256
+    size: int = option("PIXELS", default=256)
     """Minimum height of an episode in the video."""
 
     @property

@@ -3,12 +3,11 @@
 import math
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import tyro
-
-from pirl.cli.console import WithJson, check_writable, optional, progress, show, table
+from pirl.cli.console import WithJson, check_writable, progress, show, table
 from pirl.cli.options import ActingInMany
+from pirl.cli.parser import option, positional
 from pirl.errors import UserError
 
 if TYPE_CHECKING:
@@ -20,7 +19,7 @@ _LISTED = 5
 """Lost episodes that are listed one by one."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Evaluate(WithJson, ActingInMany):
     """Measure how often a policy succeeds, with a 95 % interval; with two policies, test whether they differ.
 
@@ -28,13 +27,13 @@ class Evaluate(WithJson, ActingInMany):
     Episodes lost to a crash, a hang or NaN are counted as lost and excluded from the rate.
     """
 
-    checkpoint: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="CHECKPOINT")]
+    checkpoint: str = positional("CHECKPOINT")
     """Checkpoint directory, a run (its newest policy), or the word expert (the scripted one)."""
-    other: Annotated[tyro.conf.Positional[str | None], optional("[CHECKPOINT_B]")] = None
+    other: str | None = positional("[CHECKPOINT_B]", None)
     """Second policy, to compare with."""
     episodes: int = 200
     """Episodes per policy."""
-    video: Annotated[Path | None, optional("FILE")] = None
+    video: Path | None = option("FILE")
     """Write a video (.mp4, .gif or .png) of the first 16 episodes side by side; for two policies, in pairs."""
 
     @property

@@ -2,11 +2,10 @@
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import tyro
-
-from pirl.cli.console import WithJson, default, facts, optional, show, table
+from pirl.cli.console import WithJson, facts, show, table
+from pirl.cli.parser import option, positional
 from pirl.errors import UserError
 from pirl.text import format_size
 
@@ -17,7 +16,7 @@ _LISTED = 20
 """Arrays that are named one by one."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Inspect(WithJson):
     """Show what a saved state contains: shapes, dtypes, bytes and sharding by subtree. With two, how they differ.
 
@@ -25,23 +24,23 @@ class Inspect(WithJson):
     compare two parts of one state, such as the parameters and their EMA, or two optimizers.
     """
 
-    run_directory: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="RUN")]
+    run_directory: Path = positional("RUN")
     """Run directory, the directory of one state in it, or a policy checkpoint."""
-    other: Annotated[tyro.conf.Positional[Path | None], optional("[OTHER]")] = None
+    other: Path | None = positional("[OTHER]", None)
     """Second state, to compare with."""
-    step: Annotated[int | None, default("the newest", "INT")] = None
+    step: int | None = option(shown="the newest")
     """Step of the state."""
-    other_step: Annotated[int | None, default("the newest", "INT")] = None
+    other_step: int | None = option(shown="the newest")
     """Step of the second state; without OTHER, another state of the same run."""
     depth: int = 2
     """Depth to which subtrees are expanded."""
-    of: Annotated[str | None, default("everything", "SUBTREE")] = None
+    of: str | None = option("SUBTREE", shown="everything")
     """Show only this subtree, such as actor/params."""
-    against: Annotated[str | None, default("the same subtree", "SUBTREE")] = None
+    against: str | None = option("SUBTREE", shown="the same subtree")
     """Compare --of with this subtree."""
-    devices: Annotated[int | None, default("the layout it was saved with", "INT")] = None
+    devices: int | None = option(shown="the layout it was saved with")
     """Show the sharding on this many devices."""
-    fsdp: Annotated[int | None, default("all", "INT")] = None
+    fsdp: int | None = option(shown="all")
     """Devices that share one copy of the parameters."""
 
     def run(self) -> int:

@@ -3,18 +3,15 @@
 import dataclasses
 import math
 import shlex
-import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, get_args, get_type_hints
 
-import tyro
-
-from pirl.cli.console import default, optional
+from pirl.cli.parser import Command, Option, field_docs, format_value, list_options, option, positional
 from pirl.envs.experts import ExpertConfig
-from pirl.errors import ConfigError, UserError, did_you_mean
+from pirl.errors import ConfigError, UserError
 from pirl.files import expand_home
 from pirl.run_files import RunFiles, refuse_directory_of_runs
 
@@ -27,32 +24,25 @@ EXPERT = "expert"
 DEFAULT_ENV = "tabletop"
 DEFAULT_EXECUTE_STEPS = 5
 DEFAULT_DENOISING_STEPS = 10
-# Groups that begin with a choice may be given it under their own name.
-SHORT_NAMES = {"env": "env.id", "model": "model.preset", "agent": "agent.learner"}
-_BOOLS = ("true", "false", "yes", "no", "on", "off", "1", "0")
-_Value = TypeVar("_Value")
-Settings = tuple[tuple[str, str], ...]
 
 
 # --- the configuration of a run ----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
-class Configured:
+class Configured(Command):
     """A configuration: options override the file, the file overrides the preset."""
 
-    program: ClassVar[str]
-    """The command as typed."""
-    needs: ClassVar[str]
-    """Required options, as the help shows them."""
+    # Groups that begin with a choice may be given it under their own name.
+    aliases: ClassVar[Mapping[str, str]] = {"env": "env.id", "model": "model.preset", "agent": "agent.learner"}
 
-    preset: Annotated[tyro.conf.Positional[str | None], optional("[PRESET]")] = None
+    preset: str | None = positional("[PRESET]", None)
     """Preset to start from; not needed if the configuration file names one (preset: NAME) or is complete."""
-    config_file: Annotated[Path | None, optional("FILE")] = None
+    config_file: Path | None = option("FILE")
     """YAML file with fields to set."""
     debug: bool = False
     """Make ten updates of eight chunks, and shrink everything else, to check that all parts work together."""
-    settings: tyro.conf.Suppress[tyro.conf.Fixed[Settings]] = ()
+    settings: Mapping[str, str] = field(default_factory=dict)
 
     def resolve(self) -> "RLTrainConfig":
         """The preset, the file over it, --debug, and the options over all of them."""
@@ -68,11 +58,70 @@ class Configured:
             raise ConfigError("no configuration: name a preset (see pirl configs), or pass a --config-file.")
         if self.debug:
             config = debug_config(config)
-        return override_config(config, dict(self.settings), self.program, texts=True)
+        return override_config(config, self.settings, texts=True)
 
     def default_config_file(self) -> Path | None:
         """The file to use if neither a preset nor a file is named."""
         return None
+
+    @classmethod
+    def setting_types(cls) -> Mapping[str, Any]:
+        """Every field of a configuration."""
+        from pirl.config.io import list_fields
+
+        return dict(list_fields())
+
+    @classmethod
+    def help_groups(cls, arguments: Sequence[str], program: str) -> Iterator[tuple[str, str, list[Option]]]:
+        """Every field with its value in the named configuration, if one is named."""
+        command = cls.parse(arguments, program)
+        if command.preset is not None or command.config_file is not None:
+            yield from _config_groups(command.resolve(), "")
+
+
+def _config_groups(config: Any, group: str, about: str = "") -> Iterator[tuple[str, str, list[Option]]]:
+    """The options of a group, then those of the groups in it."""
+    from pirl.config.io import CHOICES, list_choices, to_plain
+
+    hints, docs = get_type_hints(type(config)), field_docs(type(config))
+    options: list[Option] = []
+    inner: list[tuple[str, str, list[Option]]] = []
+    if choice := CHOICES.get(group):
+        known = "|".join(list_choices(group))
+        options.append(Option(f"{group}.{choice}", str, f"Another {choice}, with its defaults.", metavar=known))
+    for member in dataclasses.fields(config):
+        name = f"{group}.{member.name}" if group else member.name
+        value, text = getattr(config, member.name), docs[member.name]
+        optional_group = [kind for kind in get_args(hints[member.name]) if dataclasses.is_dataclass(kind)]
+        if name == "env":
+            inner.append((name, text, _env_options(value)))
+        elif dataclasses.is_dataclass(value):
+            inner += _config_groups(value, name, text)
+        elif optional_group:
+            options += [replace(one, shown="none") for one in list_options(optional_group[0], f"{name}.")]
+        else:
+            options.append(Option(name, hints[member.name], text, shown=_shown(to_plain(value))))
+    yield group or "configuration", about, options
+    yield from inner
+
+
+def _shown(value: Any) -> str:
+    return "false" if value is False else format_value(value) or ("none" if value is None else "[]")
+
+
+def _env_options(env: "EnvConfig | None") -> list[Option]:
+    from pirl.envs.registry import find_env_class, list_options
+
+    options = [Option("env.id", str, "Name of the environment (pirl envs list).", shown=_shown(env and env.id))]
+    text = "Adapter for your own environment, MODULE:CLASS."
+    options.append(Option("env.adapter", str, text, shown=_shown(env and env.adapter)))
+    if env is not None and env.adapter is None:
+        for one in list_options(find_env_class(env)[0]):
+            value = env.options.get(one.name, one.default)
+            options.append(
+                Option(f"env.{one.name}", str, f"{one.help} ({one.kind})", shown=format_value(value) or "none")
+            )
+    return options
 
 
 def checked_name(name: str | None, *, resume: bool, overwrite: bool, is_needed: bool = True) -> str:
@@ -91,113 +140,27 @@ def checked_name(name: str | None, *, resume: bool, overwrite: bool, is_needed: 
     return name
 
 
-def take_settings(arguments: Sequence[str], program: str, command: Any) -> tuple[list[str], Settings]:
-    """Separate the options of the configuration from the command's own. Answers --help, which depends on the preset."""
-    own_fields = {
-        f"--{field.name.replace('_', '-')}": field
-        for field in dataclasses.fields(command)
-        if field.name not in ("preset", "settings")
-    }
-    own: list[str] = []
-    settings: dict[str, str] = {}
-    waiting = list(reversed(arguments))
-    while waiting:
-        argument = waiting.pop()
-        flag, equals, value = argument.partition("=")
-        flag = flag.replace("_", "-")
-        if argument == "--":
-            own += [argument, *reversed(waiting)]
-            break
-        if flag in own_fields or not argument.startswith("--") or flag == "--help":
-            own.append(f"{flag}{equals}{value}" if flag in own_fields else argument)
-            if flag in own_fields and own_fields[flag].type is not bool and not equals and waiting:
-                own.append(waiting.pop())
-            continue
-        name = flag.removeprefix("--").replace("-", "_")
-        name = SHORT_NAMES.get(name, name)
-        is_switch = _is_switch(name, flag, list(own_fields), program)
-        if equals:
-            settings[name] = value
-        elif is_switch and not (waiting and waiting[-1].lower() in _BOOLS):
-            settings[name] = "true"
-        elif not waiting or waiting[-1].startswith("--"):
-            raise UserError(f"{program}: {flag} needs a value.")
-        else:
-            settings[name] = waiting.pop()
-    if {"--help", "-h"} & set(own):
-        _help(command, [argument for argument in own if argument not in ("--help", "-h")], settings, program)
-    return own, tuple(settings.items())
-
-
-def _is_switch(name: str, flag: str, own: list[str], program: str) -> bool:
-    """Whether a field of the configuration is true or false; raises if there is no such field."""
-    from pirl.config.io import list_fields
-
-    if name.startswith("env."):
-        return False  # the environment knows its options
-    fields = dict(list_fields())
-    if name not in fields:
-        flags = [*own, *(f"--{field.replace('_', '-')}" for field in fields)]
-        raise UserError(f"{program} has no option {flag}. {did_you_mean(flag, flags)}See {program} PRESET --help.")
-    return fields[name] is bool
-
-
-def _help(command: Any, own: list[str], settings: dict[str, str], program: str) -> None:
-    """Show every option with its value in the named configuration; without one, the command's own help follows."""
-    asked = tyro.cli(command, args=own, prog=program, config=(tyro.conf.FlagCreatePairsOff,))
-    if asked.preset is not None or asked.config_file is not None:
-        from pirl.cli.preset_help import show_options
-
-        config = dataclasses.replace(asked, settings=tuple(settings.items())).resolve()
-        show_options(config, program, command)
-        sys.exit(0)
-
-
 # --- the environment and the policy ------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
-class InEnvironment:
+class InEnvironment(Command):
     """An environment, by name, with its own options."""
 
-    env: Annotated[str | None, default(DEFAULT_ENV, "NAME")] = None
+    aliases: ClassVar[Mapping[str, str]] = {"env.id": "env"}
+
+    env: str | None = option("NAME", shown=DEFAULT_ENV)
     """Environment: a name from `pirl envs list`, or a Gymnasium id (--env.id is the same).
     Pass its options as `--env.OPTION VALUE`; `pirl envs show NAME` lists them.
     For your own environment, add --env.adapter MODULE:CLASS."""
-    env_options: tyro.conf.Suppress[tyro.conf.Fixed[Settings]] = ()
+    settings: Mapping[str, str] = field(default_factory=dict)
 
     def env_config(self) -> "EnvConfig":
         """The environment to use."""
         from pirl.envs.registry import EnvConfig
 
-        options = dict(self.env_options)
-        name = DEFAULT_ENV if self.env is None else self.env
-        return EnvConfig(id=name, adapter=options.pop("adapter", None), options=options)
-
-
-def take_env_options(arguments: Sequence[str], program: str, command: Any) -> tuple[list[str], Settings]:
-    """Separate `--env.OPTION VALUE`, which the parser cannot know, from the other arguments."""
-    others: list[str] = []
-    options: dict[str, str] = {}
-    remaining = iter(arguments)
-    for argument in remaining:
-        if argument == "--":
-            others += [argument, *remaining]
-            break
-        if not argument.startswith("--env."):
-            others.append(argument)
-            continue
-        flag, equals, value = argument.partition("=")
-        if not equals:
-            value = next(remaining, "--")
-            if value.startswith("--"):
-                raise UserError(f"{program}: {flag} needs a value, such as {flag}=true for something to switch on.")
-        name = flag.removeprefix("--env.").replace("-", "_")
-        if name == "id":
-            others += ["--env", value]
-        else:
-            options[name] = value
-    return others, tuple(options.items())
+        options: dict[str, Any] = {name.removeprefix("env."): text for name, text in self.settings.items()}
+        return EnvConfig(DEFAULT_ENV if self.env is None else self.env, options.pop("adapter", None), options)
 
 
 @dataclass(frozen=True)
@@ -207,34 +170,32 @@ class _Resolved:
     env: "EnvConfig"
     execute_steps: int
     denoising_steps: dict[str, int]
-    notes: list[str]
-    """What was taken from runs, in flags."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Acting(InEnvironment):
     """A policy that acts in an environment. The policy of a run uses the run's environment and settings by default."""
 
-    env: Annotated[str | None, default(f"that of the run, else {DEFAULT_ENV}", "NAME")] = None
+    env: str | None = option("NAME", shown=f"that of the run, else {DEFAULT_ENV}")
     """Environment: a name from `pirl envs list`, or a Gymnasium id (--env.id is the same).
     Pass its options as `--env.OPTION VALUE`; `pirl envs show NAME` lists them.
     For your own environment, add --env.adapter MODULE:CLASS.
     A run brings its own environment and options; --env.OPTION changes an option, --env replaces the environment."""
-    task: Annotated[str | None, default("all tasks in turn", "TASK")] = None
+    task: str | None = option("TASK", shown="all tasks in turn")
     """Use only this task."""
     seed: int = 0
     """Random seed: determines the initial states and everything random after them."""
-    execute_steps: Annotated[int | None, default(f"as in the run, else {DEFAULT_EXECUTE_STEPS}", "INT")] = None
+    execute_steps: int | None = option(shown=f"as in the run, else {DEFAULT_EXECUTE_STEPS}")
     """Actions of each chunk to execute before replanning."""
-    denoising_steps: Annotated[int | None, default(f"as in the run, else {DEFAULT_DENOISING_STEPS}", "INT")] = None
+    denoising_steps: int | None = option(shown=f"as in the run, else {DEFAULT_DENOISING_STEPS}")
     """Integration steps from noise to actions. OpenPI acts with 10."""
-    model: Annotated[str | None, optional("PRESET")] = None
+    model: str | None = option("PRESET")
     """Model preset, for a checkpoint without pirl.json."""
-    robot: Annotated[str | None, default("the policy's own, else the environment's", "NAME|FILE")] = None
+    robot: str | None = option("NAME|FILE", shown="the policy's own, else the environment's")
     """Robot preset or JSON file, if the policy was trained for another robot description than the environment's."""
-    asset_id: Annotated[str | None, optional("ID")] = None
+    asset_id: str | None = option("ID")
     """Normalization statistics to use, if the checkpoint has several; `none` if it was trained without."""
-    guidance: Annotated[float | None, default("as in the checkpoint", "W")] = None
+    guidance: float | None = option("W", shown="as in the checkpoint")
     """Guidance weight, for a policy trained with guidance: 0 plain prompt, 1 positive prompt, above 1 extrapolates."""
     expert: ExpertConfig = field(default_factory=ExpertConfig)
     """Flaws of the scripted expert."""
@@ -269,40 +230,46 @@ class Acting(InEnvironment):
             refuse_directory_of_runs(directory)
 
     @cached_property
+    def _runs(self) -> "dict[str, RLTrainConfig]":
+        """The configurations of the policies that are runs, if anything is to be as in them."""
+        if None not in (self.env, self.execute_steps, self.denoising_steps):
+            return {}
+        return {policy: config for policy in self.policies if (config := _run_config(policy)) is not None}
+
+    @cached_property
     def resolved(self) -> _Resolved:
-        """The environment and the steps, with what was taken from the configurations of runs."""
-        runs: dict[str, RLTrainConfig] = {}
-        if None in (self.env, self.execute_steps, self.denoising_steps):
-            runs = {policy: config for policy in self.policies if (config := _run_config(policy)) is not None}
-        env, given, taken = super().env_config(), dict(self.env_options), []
+        """The environment and the steps."""
+        runs, env, execute_steps = self._runs, super().env_config(), self.execute_steps or DEFAULT_EXECUTE_STEPS
         trained = {run: config.env for run, config in runs.items() if config.env is not None}
         if self.env is None and trained:
-            base = _agreed("environment", trained, lambda env: shlex.join(env.flags()))
-            options = {name: value for name, value in given.items() if name != "adapter"}
-            env = replace(base, adapter=given.get("adapter", base.adapter), options={**base.options, **options})
-            kept = {name: value for name, value in base.options.items() if name not in given}
-            shown = replace(base, adapter=None if "adapter" in given else base.adapter, options=kept)
-            taken.append(shlex.join(shown.flags()))
-        execute_steps = self.execute_steps or DEFAULT_EXECUTE_STEPS
-        if runs and self.execute_steps is None:
+            _check_agreement("environment", {run: shlex.join(env.flags()) for run, env in trained.items()})
+            base = next(iter(trained.values()))
+            env = replace(base, adapter=env.adapter or base.adapter, options={**base.options, **env.options})
+        if self.execute_steps is None and runs:
             steps = {run: config.evaluation.execute_steps for run, config in runs.items()}
-            execute_steps = _agreed("number of steps", steps, lambda steps: f"--execute-steps {steps}")
-            taken.append(f"--execute-steps {execute_steps}")
-        denoising = {run: self.denoising_steps or config.agent.denoising_steps for run, config in runs.items()}
-        differ = len(set(denoising.values())) > 1
-        if denoising and self.denoising_steps is None and not differ:
-            taken.append(f"--denoising-steps {next(iter(denoising.values()))}")
-        notes = [f"as in {' and '.join(runs)}: {' '.join(taken)}"] if taken else []
-        if differ:
-            notes += [f"as in {run}, for its own policy: --denoising-steps {own}" for run, own in denoising.items()]
-        default_steps = self.denoising_steps or DEFAULT_DENOISING_STEPS
-        denoising = dict.fromkeys(self.policies, default_steps) | denoising
-        return _Resolved(env, execute_steps, denoising, notes)
+            _check_agreement("number of steps", {run: f"--execute-steps {number}" for run, number in steps.items()})
+            execute_steps = next(iter(steps.values()))
+        denoising = dict.fromkeys(self.policies, self.denoising_steps or DEFAULT_DENOISING_STEPS)
+        if self.denoising_steps is None:
+            denoising |= {run: config.agent.denoising_steps for run, config in runs.items()}
+        return _Resolved(env, execute_steps, denoising)
 
     def print_notes(self) -> None:
-        """Print what was taken from runs, as flags."""
-        for note in self.resolved.notes:
-            print(note)
+        """Print, as flags, what is as in the runs of the policies."""
+        used, steps = self.resolved, {run: self.resolved.denoising_steps[run] for run in self._runs}
+        taken = []
+        if self.env is None and any(config.env is not None for config in self._runs.values()):
+            own = {name: value for name, value in used.env.options.items() if f"env.{name}" not in self.settings}
+            taken.append(shlex.join(replace(used.env, options=own).flags()))
+        if self.execute_steps is None:
+            taken.append(f"--execute-steps {used.execute_steps}")
+        if self.denoising_steps is None and len(set(steps.values())) == 1:
+            taken.append(f"--denoising-steps {next(iter(steps.values()))}")
+        if self._runs and taken:
+            print(f"as in {' and '.join(self._runs)}: {' '.join(taken)}")
+        if len(set(steps.values())) > 1:
+            for run, number in steps.items():
+                print(f"as in {run}, for its own policy: --denoising-steps {number}")
 
     def env_config(self) -> "EnvConfig":
         """The environment to use: as given, or that of the runs with the options that were given."""
@@ -318,7 +285,7 @@ class Acting(InEnvironment):
         from pirl.training.setup import prepare_jax
 
         prepare_jax()
-        planner = load_trained_policy(
+        loaded = load_trained_policy(
             expand_home(policy),
             description,
             batch_size=batch_size,
@@ -328,9 +295,9 @@ class Acting(InEnvironment):
             num_steps=self.resolved.denoising_steps[policy],
             guidance=self.guidance,
         )
-        if (steps := self.resolved.execute_steps) > planner.horizon:
-            raise UserError(f"--execute-steps {steps} is more than the policy's chunk length, {planner.horizon}.")
-        return planner
+        if (steps := self.resolved.execute_steps) > loaded.horizon:
+            raise UserError(f"--execute-steps {steps} is more than the policy's chunk length, {loaded.horizon}.")
+        return loaded
 
     def describe(self, policy: str) -> dict[str, Any]:
         """Everything that decides how the episodes of a policy go, ready for JSON."""
@@ -352,7 +319,7 @@ class Acting(InEnvironment):
 class ActingInMany(Acting):
     """A policy that acts in several environments in parallel."""
 
-    envs: Annotated[int | None, default("16, or the number of cores if each needs a process", "INT")] = None
+    envs: int | None = option(shown="16, or the number of cores if each needs a process")
     """Environments to run in parallel."""
     timeout: float = 120.0
     """Seconds after which an environment that does not respond is restarted and its episode counted as lost."""
@@ -384,13 +351,11 @@ def _run_config(policy: str) -> "RLTrainConfig | None":
         raise ConfigError(f"{error} {why}--env, --execute-steps and --denoising-steps.") from error
 
 
-def _agreed(what: str, by_run: Mapping[str, _Value], in_flags: Callable[[_Value], str]) -> _Value:
-    """What all runs have; raises if they differ."""
-    (first, value), *others = by_run.items()
-    for other, another in others:
-        if another != value:
+def _check_agreement(what: str, flags: Mapping[str, str]) -> None:
+    (first, ours), *others = flags.items()
+    for other, theirs in others:
+        if theirs != ours:
             raise UserError(
-                f"{first} and {other} were not trained with the same {what}: {in_flags(value)} in one, "
-                f"{in_flags(another)} in the other. Pass the one to use for both."
+                f"{first} and {other} were not trained with the same {what}: {ours} in one, {theirs} in the other. "
+                "Pass the one to use for both."
             )
-    return value

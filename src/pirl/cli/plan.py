@@ -4,12 +4,10 @@ import sys
 import time
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated
-
-import tyro
 
 from pirl.cli.console import WithJson, show
 from pirl.cli.options import Configured
+from pirl.cli.parser import option
 from pirl.errors import UserError
 
 
@@ -22,10 +20,7 @@ class Plan(WithJson, Configured):
     downloaded or allocated, and no data is needed. Exit code 0 if the run fits on at least one of them, else 1.
     """
 
-    program = "pirl plan"
-    needs = "--topology NAME[:SHAPE]"
-
-    topology: Annotated[tyro.conf.UseAppendAction[tuple[str, ...]], tyro.conf.arg(metavar="NAME[:SHAPE]")] = ()
+    topology: tuple[str, ...] = option("NAME[:SHAPE]", default=())
     """Hardware, such as v5e:2x4, v5p:2x2x2, h100:8 or cpu:8; `here` is this machine. Repeat it to compare several."""
     fresh: bool = False
     """Ignore cached results and compile again."""

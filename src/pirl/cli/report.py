@@ -3,36 +3,29 @@
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Annotated
 
-import tyro
-
-from pirl.cli.console import check_writable, default
-from pirl.errors import UserError
+from pirl.cli.console import check_writable
+from pirl.cli.parser import Command, option, positional
 
 _FILE = "report.html"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Report:
+class Report(Command):
     """Write the curves, evaluations, times and settings of runs as one self-contained HTML page.
 
     Runs are only read. An active run is not disturbed, and the page shows how far it is.
     """
 
-    runs: Annotated[tyro.conf.Positional[tuple[Path, ...]], tyro.conf.arg(metavar="RUN…")]
+    runs: tuple[Path, ...] = positional("RUN…")
     """Run directories; several are drawn in the same charts."""
-    out: Annotated[
-        Path | None, default(f"{_FILE} in the run directory, or in the current one for several runs", "FILE")
-    ] = None
+    out: Path | None = option("FILE", shown=f"{_FILE} in the run directory, or in the current one for several runs")
     """File to write."""
     critics: bool = False
     """Also replay a success and a failure of the last evaluation, and plot the critics' values along them.
     This loads the learner and starts its environment."""
 
     def run(self) -> int:
-        if not self.runs:
-            raise UserError("no run: pass at least one run directory, such as pirl report runs/mine.")
         from pirl.files import write_file, writing
         from pirl.report.runs import read_runs
         from pirl.report.sections import build_run_report, summarize

@@ -3,12 +3,11 @@
 import importlib.util
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Literal
 
-import tyro
-
-from pirl.cli.console import default, facts, optional, show, table
-from pirl.cli.options import SHORT_NAMES, Configured, checked_name
+from pirl.cli.console import facts, show, table
+from pirl.cli.options import Configured, checked_name
+from pirl.cli.parser import option
 from pirl.errors import ConfigError, UserError
 from pirl.files import expand_home
 
@@ -27,28 +26,25 @@ class Sweep(Configured):
     sweep.json and sweep.html. `pirl sweep PRESET --help` lists the fields that can be searched.
     """
 
-    program = "pirl sweep"
-    needs = "--exp-name NAME --param FIELD=VALUES"
-
-    exp_name: Annotated[str | None, optional("NAME")] = None
+    exp_name: str | None = option("NAME")
     """Name of the sweep and of its directory in runs_dir. Trials are the runs NAME/trial-000, NAME/trial-001, …"""
-    param: Annotated[tyro.conf.UseAppendAction[tuple[str, ...]], tyro.conf.arg(metavar="FIELD=VALUES")] = ()
+    param: tuple[str, ...] = option("FIELD=VALUES", default=())
     """Search-space parameter: FIELD=A,B,C or FIELD=LOW..HIGH or FIELD=log:LOW..HIGH. Repeat it for each field."""
-    trials: Annotated[int, tyro.conf.arg(metavar="INT")] = 8
+    trials: int = 8
     """Number of settings to try."""
-    rungs: Annotated[str | None, default("from the next three options", "INT,INT,…")] = None
+    rungs: str | None = option("INT,INT,…", shown="from the next three options")
     """Training lengths, such as 5,15,45."""
-    iterations: Annotated[int | None, default("the length in the configuration", "INT")] = None
+    iterations: int | None = option(shown="the length in the configuration")
     """The last rung."""
-    min_iterations: Annotated[int | None, default("chosen to give three rungs", "INT")] = None
+    min_iterations: int | None = option(shown="chosen to give three rungs")
     """The smallest first rung."""
-    reduction: Annotated[int, tyro.conf.arg(metavar="INT")] = 3
+    reduction: int = 3
     """One in N trials goes on to the next rung, which is N times as long."""
-    metric: Annotated[str, tyro.conf.arg(metavar="NAME")] = "eval/success"
+    metric: str = option("NAME", default="eval/success")
     """Metric to compare trials by: its last value in their metrics.jsonl."""
     mode: Literal["max", "min"] = "max"
     """Whether the best is the largest or the smallest."""
-    jobs: Annotated[int, tyro.conf.arg(metavar="INT")] = 1
+    jobs: int = 1
     """Trials to run in parallel, each on its share of the cores and of the devices in CUDA_VISIBLE_DEVICES."""
     dry_run: bool = False
     """Check everything and print how much work the sweep is; start nothing."""
@@ -91,9 +87,9 @@ class Sweep(Configured):
         base, given = self.resolve(), dict(self.settings)
 
         def configure(setting: Mapping[str, str]) -> "RLTrainConfig":
-            return override_config(base, setting, self.program, texts=True)
+            return override_config(base, setting, texts=True)
 
-        space = make_space(self.param, SHORT_NAMES, given, configure)
+        space = make_space(self.param, self.aliases, given, configure)
         length_field, length = length_of(configure({name: examples(values)[0] for name, values in space.items()}))
         if self.rungs is not None:
             rungs = parse_rungs(self.rungs)

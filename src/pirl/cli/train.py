@@ -4,10 +4,10 @@ import os
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-from pirl.cli.console import optional
 from pirl.cli.options import Configured, checked_name
+from pirl.cli.parser import option
 from pirl.errors import ConfigError, TrainingError, did_you_mean, in_one_line
 from pirl.files import expand_home
 from pirl.run_files import RunFiles, runs_in
@@ -24,10 +24,7 @@ class Train(Configured):
     Pass environment options as `--env.OPTION VALUE`; `pirl envs show NAME` lists them. `pirl configs` lists the presets.
     """
 
-    program = "pirl train"
-    needs = "--exp-name NAME"
-
-    exp_name: Annotated[str | None, optional("NAME")] = None
+    exp_name: str | None = option("NAME")
     """Name of the run and of its directory in runs_dir."""
     dry_run: bool = False
     """Build everything, make a few updates, print parameters, memory and time; write nothing but caches."""
@@ -85,7 +82,7 @@ class Train(Configured):
         return config
 
     def _runs_dir(self) -> Path:
-        return Path(dict(self.settings).get("runs_dir", "runs"))
+        return Path(self.settings.get("runs_dir", "runs"))
 
     def default_config_file(self) -> Path | None:
         """The configuration of the run to resume."""

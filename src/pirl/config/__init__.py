@@ -16,7 +16,7 @@ if TYPE_CHECKING:
         save_config,
         to_plain,
     )
-    from pirl.config.presets import Preset, get_preset, list_configs
+    from pirl.config.presets import get_preset, list_configs
     from pirl.config.schema import (
         LEARNERS,
         AgentConfig,

@@ -3,12 +3,10 @@
 import dataclasses
 import math
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 
 from pirl.agents.config import ACRLPDConfig, BCConfig, RIPTConfig
-from pirl.config.metrics import check_metric
 from pirl.config.schema import RLTrainConfig
 from pirl.data.lerobot.reader import Dataset, is_hub_id
 from pirl.data.robots import Robot, load_robot
@@ -16,7 +14,7 @@ from pirl.data.transforms import indicate
 from pirl.envs.base import MAX_EVALUATION_SEED
 from pirl.envs.policy import find_policy
 from pirl.envs.registry import find_env_class
-from pirl.errors import ConfigError, DataError, UserError
+from pirl.errors import ConfigError, DataError, UserError, did_you_mean
 from pirl.files import expand_home, is_elsewhere
 from pirl.imports import is_installed
 from pirl.interop.checkpoint import find_params
@@ -35,7 +33,7 @@ def check_config(
     """
     problems = [*_paths(config)]
     if not problems:
-        for check in (_updates, _rollouts, _model, _environment, _measurements, _trackers):
+        for check in (_updates, _learner, _model, _environment, _measurements, _trackers):
             problems += check(config)
         if not resume:
             problems += _start(config)
@@ -137,15 +135,28 @@ def _updates(config: RLTrainConfig) -> Iterator[str]:
     if not config.steps and not config.collects_rollouts:
         more = "--rollout.iterations" if config.on_policy else "--steps or --online.env-steps"
         yield f"there are no updates to make, so nothing would be learned: set {more}."
-    if data.repo_id is None:
-        yield from _without_data(config)
-    elif not expand_home(data.repo_id).is_dir() and not is_hub_id(data.repo_id):
-        directory = expand_home(data.repo_id).absolute()
-        yield f"data.repo_id: there is no dataset directory {directory}; one on the hub is called NAME/DATASET."
+    if data.repo_id is not None:
+        if not expand_home(data.repo_id).is_dir() and not is_hub_id(data.repo_id):
+            directory = expand_home(data.repo_id).absolute()
+            yield f"data.repo_id: there is no dataset directory {directory}; one on the hub is called NAME/DATASET."
+    elif config.steps and not config.on_policy:
+        yield f"{config.steps} offline updates need data: name a LeRobot dataset with --data.repo-id, or --steps 0."
+    elif isinstance(agent, RIPTConfig) and agent.bc_loss_weight > 0:
+        yield (
+            f"agent.bc_loss_weight = {agent.bc_loss_weight} mixes demonstrations in: name a dataset with "
+            "--data.repo-id, or set --agent.bc-loss-weight 0."
+        )
+    elif online.env_steps and online.prior_ratio > 0 and not config.on_policy:
+        yield (
+            f"online.prior_ratio = {online.prior_ratio} needs prior data: name a dataset with --data.repo-id, or set "
+            "--online.prior-ratio 0."
+        )
+    elif data.norm_stats == "dataset":
+        yield "without a dataset, --data.norm-stats checkpoint has to say how states and actions are normalized."
     if isinstance(agent, BCConfig) and online.env_steps:
         yield (
-            f"online.env_steps = {online.env_steps} is for ACRLPD: BC would clone what it does itself, failures as well. "
-            "Set --online.env-steps 0, or --agent.learner acrlpd."
+            f"online.env_steps = {online.env_steps} is for ACRLPD: BC would clone its own failures as well. Set "
+            "--online.env-steps 0, or --agent.learner acrlpd."
         )
     updates = config.steps + int(online.env_steps * online.utd_ratio)
     if isinstance(agent, ACRLPDConfig) and 0 < updates <= agent.critic_warmup_steps:
@@ -155,50 +166,22 @@ def _updates(config: RLTrainConfig) -> Iterator[str]:
         )
 
 
-def _without_data(config: RLTrainConfig) -> Iterator[str]:
-    online, agent, on_policy = config.online, config.agent, config.on_policy
-    if config.steps and not on_policy:
-        yield (
-            f"{config.steps} offline updates need data: name a LeRobot dataset with --data.repo-id DIRECTORY, or "
-            "leave them out with --steps 0."
-        )
-    elif isinstance(agent, RIPTConfig) and agent.bc_loss_weight > 0:
-        yield (
-            f"agent.bc_loss_weight = {agent.bc_loss_weight} mixes demonstrations in: name a dataset with --data.repo-id, "
-            "or learn without with --agent.bc-loss-weight 0."
-        )
-    elif online.env_steps and online.prior_ratio > 0 and not on_policy:
-        yield (
-            f"{online.prior_ratio:.0%} of online batches are to be prior data: name a dataset with --data.repo-id, "
-            "or learn without with --online.prior-ratio 0."
-        )
-    elif config.data.norm_stats == "dataset":
-        yield "without a dataset, --data.norm-stats checkpoint has to say how states and actions are normalized."
-
-
-def _rollouts(config: RLTrainConfig) -> Iterator[str]:
-    """Whether the options of RIPT are given to RIPT, and only to it."""
+def _learner(config: RLTrainConfig) -> Iterator[str]:
+    """Whether the options of a learner are given to that learner."""
     agent, rollout, checkpoints = config.agent, config.rollout, config.checkpoints
+    for field, mode in (("actor_mode", "condition"), ("weighting", "guidance")):
+        if getattr(agent, field, None) == mode and not config.model.max_token_len:
+            yield f"agent.{field} = {mode} needs a prompt, but model.max_token_len = 0."
     if not isinstance(agent, RIPTConfig):
-        if isinstance(agent, ACRLPDConfig) and agent.actor_mode == "condition" and not config.model.max_token_len:
-            yield "agent.actor_mode = condition needs a prompt, but model.max_token_len = 0."
         if rollout.iterations:
-            yield (
-                f"rollout.iterations = {rollout.iterations} are RIPT's: choose --agent.learner ript, or "
-                "--rollout.iterations 0."
-            )
+            yield f"rollout.iterations = {rollout.iterations} is for RIPT: set it to 0, or --agent.learner ript."
         return
     if config.steps:
-        yield f"RIPT learns from its own rollouts alone, so the {config.steps} offline updates have no place: --steps 0."
+        yield f"RIPT makes no offline updates, and there are {config.steps}: set --steps 0."
     if config.online.env_steps:
-        yield "online.env_steps is ACRLPD's; RIPT's are bounded by rollout.iterations: set --online.env-steps 0."
+        yield "online.env_steps is for ACRLPD; RIPT's rollouts are bounded by rollout.iterations: set it to 0."
     if rollout.budget < rollout.groups:
-        yield (
-            f"rollout.budget = {rollout.budget} initial states can never give rollout.groups = {rollout.groups} groups: "
-            "allow at least as many, better several times."
-        )
-    if agent.weighting == "guidance" and not config.model.max_token_len:
-        yield "agent.weighting = guidance needs a prompt, but model.max_token_len = 0."
+        yield f"rollout.budget = {rollout.budget} initial states cannot give rollout.groups = {rollout.groups} groups."
     if config.health.action == "rollback" and config.health.max_rollbacks and checkpoints.max_to_keep < 2:
         yield (
             "health.action = rollback returns to a checkpoint before the newest one, and checkpoints.max_to_keep = "
@@ -208,8 +191,8 @@ def _rollouts(config: RLTrainConfig) -> Iterator[str]:
         yield f"rollout.ray_address = {rollout.ray_address} is for --rollout.backend ray; it is {rollout.backend}."
     if agent.batch_by == "groups" and config.batch_size % rollout.attempts:
         yield (
-            f"agent.batch_by = groups has all {rollout.attempts} attempts equally often in a batch: batch_size = "
-            f"{config.batch_size} should be a multiple of rollout.attempts."
+            f"batch_size = {config.batch_size} should be a multiple of rollout.attempts = {rollout.attempts}, because "
+            "agent.batch_by = groups."
         )
 
 
@@ -219,7 +202,7 @@ def _model(config: RLTrainConfig) -> Iterator[str]:
     if isinstance(agent, ACRLPDConfig) and agent.horizon_length > model.action_horizon:
         yield (
             f"agent.horizon_length = {agent.horizon_length} is more than the policy's chunk (model.action_horizon = "
-            f"{model.action_horizon}): set --agent.horizon-length {model.action_horizon} or less."
+            f"{model.action_horizon})."
         )
     try:
         robot = load_robot(config.data.robot)
@@ -239,26 +222,20 @@ def _start(config: RLTrainConfig) -> Iterator[str]:
     norm_stats = config.data.norm_stats
     if norm_stats not in ("dataset", "checkpoint") and not expand_home(norm_stats).exists():
         yield f"data.norm_stats = {norm_stats} is neither dataset nor checkpoint nor the path of a norm_stats.json."
-    if config.checkpoint is not None:
-        if config.from_scratch:
-            yield "checkpoint and from_scratch exclude each other: --from-scratch false, or --checkpoint none."
-            return
+    if config.checkpoint is not None and config.from_scratch:
+        yield "checkpoint and from_scratch exclude each other: --from-scratch false, or --checkpoint none."
+    elif config.checkpoint is not None:
         try:
             find_params(find_policy(expand_home(config.checkpoint)))
         except UserError as error:
             yield f"checkpoint: {error}"
-        return
-    if not config.from_scratch:
+    elif not config.from_scratch:
         released = "pi05_base" if config.model.pi05 else "pi0_base"
         where = "for this small model the run of a preset that clones, such as demo_bc"
         if config.model.vocab_size == get_model_config(released).vocab_size:
             where = f"OpenPI's: gsutil -m cp -r gs://openpi-assets/checkpoints/{released} checkpoints/"
-            where += f", then --checkpoint checkpoints/{released}"
-        yield (
-            f"there is no policy to start from. Give one with --checkpoint DIRECTORY ({where}), or start from "
-            "random parameters with --from-scratch."
-        )
-    if norm_stats == "checkpoint":
+        yield f"there is no policy to start from: --checkpoint DIRECTORY ({where}), or --from-scratch."
+    if config.checkpoint is None and norm_stats == "checkpoint":
         yield "data.norm_stats = checkpoint needs a --checkpoint to take them from; use --data.norm-stats dataset."
 
 
@@ -269,8 +246,7 @@ def _environment(config: RLTrainConfig) -> Iterator[str]:
     if not uses:
         return
     if config.env is None:
-        need = "need" if len(uses) == 2 or (on_policy and not evaluation.every) else "needs"
-        yield f"{' and '.join(uses)} {need} an environment: name one with --env.id (pirl envs list)."
+        yield f"there is no environment for {' and '.join(uses)}: name one with --env.id (pirl envs list)."
     else:
         try:
             find_env_class(config.env)
@@ -282,48 +258,40 @@ def _environment(config: RLTrainConfig) -> Iterator[str]:
             f"(model.action_horizon = {config.model.action_horizon})."
         )
     name, seed = ("rollout.seed", config.rollout.seed) if on_policy else ("online.seed", config.online.seed)
-    measured = "the policy would train on the initial states that it is evaluated on"
+    overlap = "the policy would train on the initial states that it is evaluated on"
     if len(uses) == 2 and seed == evaluation.seed:
-        yield f"{name} and evaluation.seed are both {seed}: {measured}. Set --{name} {seed + 1}."
+        yield f"{name} and evaluation.seed are both {seed}: {overlap}. Set --{name} {seed + 1}."
     elif len(uses) == 2 and on_policy and evaluation.seed >= MAX_EVALUATION_SEED:
-        yield (
-            f"evaluation.seed = {evaluation.seed} is among the seeds of RIPT's initial states: {measured}. Set "
-            f"--evaluation.seed to less than {MAX_EVALUATION_SEED}."
-        )
+        yield f"{overlap}. Set --evaluation.seed to less than {MAX_EVALUATION_SEED}; it is {evaluation.seed}."
 
 
 def _measurements(config: RLTrainConfig) -> Iterator[str]:
     """Whether the metrics that decide something are measured, and when they are needed."""
-    checkpoints, best = config.checkpoints, config.checkpoints.best_metric
+    checkpoints, best = config.checkpoints, config.checkpoints.best_metric or ""
     if (config.validation_every > 0) != (config.data.validation_fraction > 0):
         yield (
             f"validation_every = {config.validation_every} and data.validation_fraction = "
             f"{config.data.validation_fraction} go together: set both, or neither."
         )
     for field, metric in (("checkpoints.best_metric", best), ("stopping.metric", config.stopping.metric)):
-        if metric is not None:
+        if metric:
             yield from (f"{field} = {metric}: {problem}" for problem in check_metric(config, metric))
-    kept: dict[str, Any] = {"checkpoints.keep_period": checkpoints.keep_period}
-    if (best or "").startswith("eval/"):
-        kept["evaluation.every"] = config.evaluation.every
-    if (best or "").startswith("val/"):
-        kept["validation_every"] = config.validation_every
-    for name, period in kept.items():
+    periods: dict[str, int | None] = {"checkpoints.keep_period": checkpoints.keep_period}
+    if best.startswith("eval/"):
+        periods["evaluation.every"] = config.evaluation.every
+    if best.startswith("val/"):
+        periods["validation_every"] = config.validation_every
+    for name, period in periods.items():
         if period and period % checkpoints.every:
-            yield (
-                f"{name} = {period} should be a multiple of checkpoints.every = {checkpoints.every}: only what is saved "
-                f"can be kept{'' if name == 'checkpoints.keep_period' else ', as checkpoints.best_metric asks'}."
-            )
+            yield f"{name} = {period} should be a multiple of checkpoints.every = {checkpoints.every}, to keep the best."
 
 
 def _trackers(config: RLTrainConfig) -> Iterator[str]:
     """Trackers that were asked for. TensorBoard is on by default, and left out where it is not installed."""
     wanted = {"wandb": config.logging.wandb != "off", "trackio": config.logging.trackio}
-    for package in (package for package, is_on in wanted.items() if is_on and not is_installed(package)):
-        yield (
-            f"logging.{package}: the package is not installed: pip install 'pirl[{package}]', or leave "
-            f"--logging.{package} out."
-        )
+    for package, is_on in wanted.items():
+        if is_on and not is_installed(package):
+            yield f"logging.{package}: the package is not installed: pip install 'pirl[{package}]'."
 
 
 def _devices(config: RLTrainConfig, device_count: int | None, process_count: int) -> Iterator[str]:
@@ -335,12 +303,56 @@ def _devices(config: RLTrainConfig, device_count: int | None, process_count: int
         yield f"batch_size = {batch} should be a multiple of the number of processes, {process_count}."
     if device_count is None:
         return
-    if (batch // parts) % device_count:
-        step = parts * device_count
-        whole = f"{device_count} devices" + (f" × {parts} accumulation steps" if parts > 1 else "")
+    if batch % (step := parts * device_count):
         yield (
-            f"batch_size = {batch} should be a multiple of {step} ({whole}), such as "
-            f"--batch-size {math.ceil(batch / step) * step}."
+            f"batch_size = {batch} should be a multiple of {step} ({device_count} devices × {parts} accumulation "
+            f"steps), such as --batch-size {math.ceil(batch / step) * step}."
         )
     if device_count % config.fsdp_devices:
         yield f"fsdp_devices = {config.fsdp_devices} should divide the number of devices, {device_count}."
+
+
+# --- metrics that decide which checkpoint is kept, and when to stop ------------------------------------------------
+
+_POLICY = ("loss", "bc/loss")
+_ACTOR_CRITIC = (
+    *("critic/loss", "critic/q_mean", "critic/q_min", "critic/q_max", "critic/q_spread", "critic/td_error"),
+    *("critic/target", "critic/pair_auc", "critic/outcome_auc", "critic/sample_spread", "actor/loss"),
+    "data/valid_chunks",
+)
+_ADVANTAGES = ("actor/advantage_p10", "actor/advantage_p50", "actor/advantage_p90", "critic/state_spread")
+_BY_MODE: dict[str, tuple[str, ...]] = {
+    "awr": (*_ADVANTAGES, "actor/ess", "actor/clip_fraction", "actor/temperature"),
+    "distill": (
+        *(*_ADVANTAGES, "actor/ess", "actor/clip_fraction", "actor/temperature"),
+        *("actor/chosen_value", "actor/data_chosen"),
+    ),
+    "condition": (*_ADVANTAGES, "actor/positive", "actor/threshold"),
+    "bc": (),
+}
+GAPS = ("critic/pair_auc", "critic/outcome_auc", "critic/td_error", "bc/loss")
+"""Metrics that are measured on training episodes as well as on held-out ones, to show overfitting."""
+_EVALUATION = ("eval/success", "eval/success_low", "eval/success_high", "eval/return", "eval/length")
+_ONLINE = ("online/success", "online/episodes", "online/env_steps")
+_ROLLOUT = ("rollout/success", "rollout/success_kept", "rollout/success_after", "rollout/groups", "rollout/drift")
+
+
+def check_metric(config: RLTrainConfig, name: str) -> Iterator[str]:
+    """What keeps a metric from being measured now and then: what is logged of updates decides nothing."""
+    learned = [*_POLICY, "actor/action_mse"]
+    if isinstance(config.agent, ACRLPDConfig):
+        learned += [*_ACTOR_CRITIC, *_BY_MODE[config.agent.actor_mode]]
+        learned += ["critic/pair_auc_shuffled"] if config.model.cameras else []
+    validated = [f"val/{metric}" for metric in learned] + [f"gap/{metric}" for metric in GAPS if metric in learned]
+    collected = _ROLLOUT if config.on_policy else _ONLINE
+    known = [*_EVALUATION, *collected, *validated]
+    if name not in known:
+        yield f"no such thing is measured. {did_you_mean(name, known)}Known: {', '.join(dict.fromkeys(known))}."
+    elif name in _EVALUATION and not config.evaluation.every:
+        yield "nothing is evaluated; set --evaluation.every."
+    elif name == "rollout/success_after" and not config.rollout.recheck:
+        yield "success is not measured after the updates; set --rollout.recheck."
+    elif name in _ONLINE and not config.online.env_steps:
+        yield "there is no online phase; set --online.env-steps."
+    elif name in validated and not config.validation_every:
+        yield "no episodes are held out; set --validation-every and --data.validation-fraction."

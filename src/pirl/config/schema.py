@@ -2,24 +2,27 @@
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 from pirl.agents.config import ACRLPDConfig, BCConfig, RIPTConfig
 from pirl.data.outcomes import OutcomeConfig
 from pirl.data.prepare import Selection
 from pirl.envs.groups import CurriculumConfig
 from pirl.envs.registry import EnvConfig
-from pirl.errors import ConfigError, check_fields
+from pirl.errors import Checked, ConfigError
 from pirl.models.config import Pi0Config
 
 AgentConfig = BCConfig | ACRLPDConfig | RIPTConfig
 LEARNERS: dict[str, type[AgentConfig]] = {"bc": BCConfig, "acrlpd": ACRLPDConfig, "ript": RIPTConfig}
 """The learners by their names in configurations."""
-_COUNT, _NOT_NEGATIVE = "[1, inf)", "[0, inf)"
+_Count = Annotated[int, "[1, inf)"]
+_NotNegative = Annotated[int, "[0, inf)"]
+_Positive = Annotated[float, "(0, inf)"]
+_Fraction = Annotated[float, "[0, 1)"]
 
 
 @dataclass(frozen=True)
-class DataConfig:
+class DataConfig(Checked):
     """The training data."""
 
     repo_id: str | None = None
@@ -34,7 +37,7 @@ class DataConfig:
     bad_episodes: Literal["refuse", "skip"] = "refuse"
     """Episodes that cannot be trained on, such as one without its video: refuse to train, or train on the others, with a
     list of what is skipped. If more than half would be, training is refused either way."""
-    validation_fraction: float = 0.0
+    validation_fraction: _Fraction = 0.0
     """Fraction of the episodes, chosen by the seed, to hold out from training for validation."""
     norm_stats: str = "dataset"
     """Normalization statistics of states and actions: computed from the dataset (dataset), those in the checkpoint
@@ -43,146 +46,117 @@ class DataConfig:
     """Asset id of the statistics in checkpoints, read and written (none: the checkpoint's, else the robot's name)."""
     frame_compression: Literal["none", "png", "jpeg"] = "none"
     """Compression of decoded frames in the cache: compressed frames take less disk space and load more slowly."""
-    prefetch: int = 2
+    prefetch: _NotNegative = 2
     """Batches to prepare ahead. The online phase does not prefetch."""
-    episodes_per_memory_pool: int | None = None
+    episodes_per_memory_pool: _Count | None = None
     """Episodes whose frames are in use at the same time, for datasets larger than memory (none: all)."""
 
     def __post_init__(self) -> None:
-        check_fields(self, validation_fraction="[0, 1)", prefetch=_NOT_NEGATIVE, episodes_per_memory_pool=_COUNT)
+        super().__post_init__()
         asset = Path(self.asset_id or "some")
         if asset.is_absolute() or ".." in asset.parts:
             raise ConfigError(f"asset_id = {self.asset_id} should name a directory inside the assets of a checkpoint.")
 
 
 @dataclass(frozen=True)
-class OnlineConfig:
+class OnlineConfig(Checked):
     """Online training on the policy's own episodes, after the offline updates."""
 
-    env_steps: int = 0
+    env_steps: _NotNegative = 0
     """Total environment steps (0: offline only)."""
-    utd_ratio: float = 1.0
+    utd_ratio: _Positive = 1.0
     """Updates per environment step."""
-    updates_per_scan: int = 1
+    updates_per_scan: _Count = 1
     """Updates per compiled call (a scan over batches)."""
-    episodes_per_round: int = 16
+    episodes_per_round: _Count = 16
     """Episodes to collect per round, between updates."""
-    prior_ratio: float = 0.5
+    prior_ratio: Annotated[float, "[0, 1]"] = 0.5
     """Fraction of each batch that comes from the dataset; the rest comes from the replay buffer."""
-    capacity: int = 100_000
+    capacity: _Count = 100_000
     """Capacity of the replay buffer in frames; the oldest episodes are evicted first."""
     in_memory: bool = True
     """Keep the images of the replay buffer in memory; otherwise read them from the run directory when sampled."""
-    seed: int = 1
+    seed: _NotNegative = 1
     """Seed of the online episodes' initial states. Must differ from evaluation.seed, whose states are held out."""
-
-    def __post_init__(self) -> None:
-        check_fields(
-            self,
-            **dict.fromkeys(("env_steps", "seed"), _NOT_NEGATIVE),
-            **dict.fromkeys(("updates_per_scan", "episodes_per_round", "capacity"), _COUNT),
-            utd_ratio="(0, inf)",
-            prior_ratio="[0, 1]",
-        )
 
 
 @dataclass(frozen=True)
-class RolloutConfig:
+class RolloutConfig(Checked):
     """RIPT's iterations and their rollouts."""
 
-    iterations: int = 0
+    iterations: _NotNegative = 0
     """Total iterations."""
-    groups: int = 8
+    groups: _Count = 8
     """Groups of rollouts with mixed outcomes to train on per iteration."""
-    attempts: int = 8
+    attempts: Annotated[int, "[2, inf)"] = 8
     """Rollouts (attempts) per group, all from the same initial state."""
-    budget: int = 32
+    budget: _Count = 32
     """Initial states to try at most per iteration to find these groups; then it continues with those it has found."""
-    discount: float = 1.0
+    discount: Annotated[float, "(0, 1]"] = 1.0
     """Discount per step of a success's reward: below 1, quick successes count for more."""
     curriculum: CurriculumConfig = field(default_factory=CurriculumConfig)
     """Which initial states to try."""
-    seed: int = 1
+    seed: _NotNegative = 1
     """Seed of the initial states. Must differ from evaluation.seed, whose states are held out."""
     recheck: bool = True
     """After the updates, make one more rollout from each state that was trained on, to measure the improvement."""
-    max_barren: int = 5
+    max_barren: _Count = 5
     """Consecutive iterations without a group of mixed outcomes after which the run ends."""
-    capacity: int = 100_000
+    capacity: _Count = 100_000
     """Frames of an iteration to keep for training; groups beyond that are left out."""
     save_dataset: bool = False
     """Write all rollouts, labeled with their success, to the LeRobot dataset `rollouts` in the run directory."""
-    videos_every: int = 0
+    videos_every: _NotNegative = 0
     """Iterations between videos of successes and failures (0: none)."""
     backend: Literal["local", "ray"] = "local"
     """Where environments run: on this machine, or on a Ray cluster."""
     ray_address: str | None = None
     """Address of the Ray cluster (none: that in RAY_ADDRESS, else start one on this machine)."""
 
-    def __post_init__(self) -> None:
-        check_fields(
-            self,
-            **dict.fromkeys(("iterations", "seed", "videos_every"), _NOT_NEGATIVE),
-            **dict.fromkeys(("groups", "budget", "max_barren", "capacity"), _COUNT),
-            attempts="[2, inf)",
-            discount="(0, 1]",
-        )
-
 
 @dataclass(frozen=True)
-class EvaluationConfig:
+class EvaluationConfig(Checked):
     """When and how success is measured."""
 
-    every: int = 0
+    every: _NotNegative = 0
     """Updates (with RIPT: iterations) between evaluations (0: never)."""
-    episodes: int = 200
+    episodes: _Count = 200
     """Episodes per evaluation."""
-    seed: int = 0
+    seed: _NotNegative = 0
     """Seed of the initial states; the same in every evaluation, so that results can be compared."""
-    execute_steps: int = 5
+    execute_steps: _Count = 5
     """Actions of each chunk to execute before replanning, here and in training rollouts."""
-    envs: int | None = None
+    envs: _Count | None = None
     """Environments to run in parallel (none: 16, or the number of cores if each needs a process)."""
     best_of_n: bool = True
     """Act as the learner does, with its critics choosing the best of N samples; otherwise as the exported policy does."""
-    videos: int = 0
+    videos: _NotNegative = 0
     """Episodes to record as video in each evaluation."""
-    timeout: float = 120.0
+    timeout: _Positive = 120.0
     """Seconds after which an environment that does not respond is restarted and its episode counted as lost."""
-
-    def __post_init__(self) -> None:
-        check_fields(
-            self,
-            **dict.fromkeys(("every", "seed", "videos"), _NOT_NEGATIVE),
-            **dict.fromkeys(("episodes", "execute_steps", "envs"), _COUNT),
-            timeout="(0, inf)",
-        )
 
 
 @dataclass(frozen=True)
-class CheckpointConfig:
+class CheckpointConfig(Checked):
     """When the train state and the policy are saved, and which are kept."""
 
-    every: int = 1_000
+    every: _Count = 1_000
     """Updates (with RIPT: iterations) between checkpoints; the last update is always saved."""
-    max_to_keep: int = 2
+    max_to_keep: _Count = 2
     """Newest checkpoints to keep, in addition to the best and the periodic ones."""
-    keep_period: int | None = None
+    keep_period: _Count | None = None
     """Updates (with RIPT: iterations) between checkpoints that are never deleted (none: no such checkpoints)."""
     best_metric: str | None = None
     """Metric by which the best policy is also kept, such as eval/success (none: no such policy)."""
     best_mode: Literal["max", "min"] = "max"
     """Whether the best is the largest or the smallest."""
 
-    def __post_init__(self) -> None:
-        check_fields(self, every=_COUNT, max_to_keep=_COUNT, keep_period=_COUNT)
-
 
 @dataclass(frozen=True)
-class LoggingConfig:
+class LoggingConfig(Checked):
     """Where metrics go, in addition to the run directory and the terminal."""
 
-    every: int = 100
+    every: _Count = 100
     """Updates between logged metrics."""
     tensorboard: bool = True
     """Write TensorBoard files, if TensorBoard is installed."""
@@ -193,58 +167,42 @@ class LoggingConfig:
     project: str = "pirl"
     """Project name for the trackers."""
 
-    def __post_init__(self) -> None:
-        check_fields(self, every=_COUNT)
-
 
 @dataclass(frozen=True)
-class StoppingConfig:
+class StoppingConfig(Checked):
     """Early stopping."""
 
     metric: str | None = None
     """Metric that has to improve, such as eval/success or val/loss (none: train to the end)."""
     mode: Literal["max", "min"] = "max"
     """Whether larger or smaller is better."""
-    patience: int = 5
+    patience: _Count = 5
     """Measurements without improvement after which the run ends."""
-    min_delta: float = 0.0
+    min_delta: Annotated[float, "[0, inf)"] = 0.0
     """Smallest change that counts as an improvement."""
-
-    def __post_init__(self) -> None:
-        check_fields(self, patience=_COUNT, min_delta=_NOT_NEGATIVE)
 
 
 @dataclass(frozen=True)
-class HealthConfig:
+class HealthConfig(Checked):
     """Handling of bad updates and collapsing policies."""
 
-    max_skipped: int = 10
+    max_skipped: _Count = 10
     """Consecutive skipped updates (NaN, or a loss above the limit) after which the run stops."""
-    loss_limit: float = 1e6
+    loss_limit: Annotated[float, "(0, inf]"] = 1e6
     """Absolute loss above which an update is skipped."""
-    max_value_excess: float = 0.25
+    max_value_excess: Annotated[float, "[0, inf)"] = 0.25
     """ACRLPD: how far the mean of Q may leave the range of returns in the data, as a fraction of that range, before the
     run stops (0: not monitored)."""
-    min_success_ratio: float = 0.25
+    min_success_ratio: _Fraction = 0.25
     """RIPT: fraction of the best iteration's success below which success counts as collapsed (0: not monitored)."""
-    max_drift: float | None = None
+    max_drift: Annotated[float, "(0, inf]"] | None = None
     """RIPT: largest allowed drift from the start policy (rollout/drift; none: not monitored)."""
-    min_speed_ratio: float = 0.0
+    min_speed_ratio: _Fraction = 0.0
     """RIPT: fraction of the usual steps per second that is too slow, three times in a row (0: not monitored)."""
     action: Literal["stop", "rollback", "warn"] = "rollback"
     """RIPT: what to do then: stop; return to the last good checkpoint and continue with other rollouts; or only warn."""
-    max_rollbacks: int = 2
+    max_rollbacks: _NotNegative = 2
     """RIPT: rollbacks after which the run stops instead."""
-
-    def __post_init__(self) -> None:
-        check_fields(
-            self,
-            **dict.fromkeys(("max_value_excess", "max_rollbacks"), _NOT_NEGATIVE),
-            **dict.fromkeys(("min_success_ratio", "min_speed_ratio"), "[0, 1)"),
-            max_skipped=_COUNT,
-            loss_limit="(0, inf]",
-            max_drift="(0, inf]",
-        )
 
 
 @dataclass(frozen=True)
@@ -264,7 +222,7 @@ class HostsConfig:
 
 
 @dataclass(frozen=True)
-class RLTrainConfig:
+class RLTrainConfig(Checked):
     """The configuration of a training run."""
 
     name: str
@@ -297,27 +255,20 @@ class RLTrainConfig:
     """OpenPI checkpoint directory, or a run, to start from."""
     from_scratch: bool = False
     """Start from random parameters instead."""
-    steps: int = 10_000
+    steps: _NotNegative = 10_000
     """Offline updates (RIPT makes none)."""
-    batch_size: int = 32
+    batch_size: _Count = 32
     """Global batch size: chunks per update, over all devices."""
-    validation_every: int = 0
+    validation_every: _NotNegative = 0
     """Updates between validations on the held-out episodes (0: never)."""
-    validation_batches: int = 8
+    validation_batches: _Count = 8
     """Batches per validation."""
-    seed: int = 0
+    seed: _NotNegative = 0
     """Random seed of training."""
-    fsdp_devices: int = 1
+    fsdp_devices: _Count = 1
     """Devices that share one copy of the parameters."""
     runs_dir: Path = Path("runs")
     """Directory for run directories."""
-
-    def __post_init__(self) -> None:
-        check_fields(
-            self,
-            **dict.fromkeys(("steps", "validation_every", "seed"), _NOT_NEGATIVE),
-            **dict.fromkeys(("batch_size", "validation_batches", "fsdp_devices"), _COUNT),
-        )
 
     @property
     def on_policy(self) -> bool:

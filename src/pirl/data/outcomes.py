@@ -32,25 +32,25 @@ _LABEL_ALL = "; or label all episodes (pirl data label), which is believed befor
 
 @dataclass(frozen=True)
 class OutcomeConfig:
-    """What counts as reward, and how the end of an episode is understood.
-
-    `reward`: `sparse` is 1 at the step of success and 0 elsewhere; `step_penalty` is -1 per step, 0 at the step of
-    success; `raw` is the reward column as it is (without one, the same as `sparse`).
-    `failures`: whether an unsuccessful episode truly ended (`terminal`) or ran out of time (`timeout`), where that
-    is not recorded. `auto` is `timeout` for `step_penalty`, which would otherwise prefer to fail early, else `terminal`.
-    `unlabeled`: how to treat episodes without any record of success. Where there are rewards that cannot be
-    interpreted, or columns and metadata that are named like outcomes and are not read, nothing is taken for a success:
-    they may record failures. Rewards of 0 throughout count as none.
-    `success_threshold`: an episode succeeds with the first reward of at least this much; for rewards such as 0 and 100,
-    or of several stages. No success column is read then.
-    """
+    """What counts as reward, and how the end of an episode is understood."""
 
     reward: Literal["sparse", "step_penalty", "raw"] = "sparse"
+    """sparse: 1 at the step of success, 0 elsewhere; step_penalty: -1 per step, 0 at the step of success; raw: the reward
+    column as it is (without one, the same as sparse)."""
     reward_column: str | None = None
+    """Reward column (none: next.reward)."""
     success_column: str | None = None
+    """Success column (none: next.success, is_success, success, …)."""
     failures: Literal["auto", "terminal", "timeout"] = "auto"
+    """Whether an unsuccessful episode truly ended (terminal) or ran out of time (timeout), where that is not recorded.
+    auto is timeout for step_penalty, which would otherwise prefer to fail early, else terminal."""
     unlabeled: Literal["error", "success"] = "error"
+    """How to treat episodes without any record of success. Where there are rewards that cannot be interpreted, or columns
+    and metadata that are named like outcomes and are not read, nothing is taken for a success: they may record failures.
+    Rewards of 0 throughout count as none."""
     success_threshold: float | None = None
+    """An episode succeeds with the first reward of at least this much; for rewards such as 0 and 100, or of several
+    stages. No success column is read then."""
 
     def __post_init__(self) -> None:
         check_fields(self)

@@ -188,22 +188,24 @@ def human_throughout(
 
 @dataclass(frozen=True)
 class Selection:
-    """Which frames are sampled, and how often. Filters first: what they leave out has no weight.
-
-    `tasks`: only these task strings. `success`: only successes (True) or failures (False). `episodes`: only these
-    episode numbers (0,3,7-12 as an option); others are neither checked nor read. Weights multiply: of the outcome (1
-    where it is not known), and of the task. `success_fraction`: how much of what is sampled comes from successes, however
-    many of these there are. `human`: only chunks that a human chose throughout, as a column `intervention` tells.
-    """
+    """Which frames are sampled, and how often. Filters come first; weights multiply."""
 
     tasks: tuple[str, ...] | None = None
+    """Sample only these tasks."""
     success: bool | None = None
+    """Sample only successes (true) or failures (false)."""
     episodes: tuple[int, ...] | None = None
+    """Use only these episodes, such as 0,3,7-12; others are neither checked nor read."""
     success_weight: float = 1.0
+    """Sampling weight of successes; episodes without a known outcome have weight 1."""
     failure_weight: float = 1.0
+    """Sampling weight of failures."""
     success_fraction: float | None = None
+    """Fraction of the samples that come from successes, however many of these there are (none: by the weights)."""
     task_weights: Mapping[str, float] = field(default_factory=dict)
+    """Sampling weights of tasks; others have weight 1."""
     human: bool = False
+    """Sample only chunks that a human chose throughout, as a column `intervention` tells."""
 
     def __post_init__(self) -> None:
         if self.success_fraction is not None and not 0 < self.success_fraction < 1:

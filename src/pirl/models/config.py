@@ -89,31 +89,31 @@ class Pi0Config:
     vision: VisionConfig
     language: ExpertConfig
     action_expert: ExpertConfig
-    # Tokens in the vocabulary.
     vocab_size: int = 257_152
-    # π₀.₅: flow time conditions the action expert's norms; the state is part of the prompt, or not used.
+    """Tokens in the vocabulary."""
     pi05: bool = False
-    # The prompt contains the state in 256 bins (π₀.₅ only). Off for π₀.₅ LIBERO, which sees no state.
+    """π₀.₅: flow time conditions the action expert's norms; the state is part of the prompt, or not used."""
     discrete_state_input: bool = False
-    # Width of states and actions; narrower ones are padded with zeros.
+    """The prompt contains the state in 256 bins (π₀.₅ only). Off for π₀.₅ LIBERO, which sees no state."""
     action_dim: int = 32
-    # Steps of an action chunk.
+    """Width of states and actions; narrower ones are padded with zeros."""
     action_horizon: int = 50
-    # Longest prompt in tokens (0: no prompt).
+    """Steps of an action chunk."""
     max_token_len: int = 48
-    # Without cameras the policy has no vision tower; without a prompt too, the prefix is empty.
+    """Longest prompt in tokens (0: no prompt)."""
     cameras: tuple[str, ...] = OPENPI_CAMERAS
-    # Height and width that images are resized to.
+    """Without cameras the policy has no vision tower; without a prompt too, the prefix is empty."""
     image_resolution: tuple[int, int] = (224, 224)
-    # Compute dtype of the large matrix products.
+    """Height and width that images are resized to."""
     dtype: DType = "bfloat16"
-    # Storage dtype of new parameters.
+    """Compute dtype of the large matrix products."""
     param_dtype: DType = "float32"
-    # Rematerialization: what the backward pass recomputes. "none": nothing; "full": everything but the input of each
-    # layer; "dots": everything but matrix products; "weight_dots": everything but products with weights.
+    """Storage dtype of new parameters."""
     remat: Remat = "full"
-    # "paligemma": the public SentencePiece file of π₀; "tiny": the vocabulary inside this package.
+    """Rematerialization: what the backward pass recomputes. none: nothing; full: everything but the input of each
+    layer; dots: everything but matrix products; weight_dots: everything but products with weights."""
     tokenizer: Literal["paligemma", "tiny"] = "paligemma"
+    """The public SentencePiece file of π₀ (paligemma), or the vocabulary inside this package (tiny)."""
 
     def __post_init__(self) -> None:
         sizes = ("vocab_size", "action_dim", "action_horizon")

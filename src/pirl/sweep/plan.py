@@ -15,8 +15,8 @@ from optuna.distributions import BaseDistribution, CategoricalDistribution, Floa
 from optuna.trial import FrozenTrial
 
 from pirl.config import RLTrainConfig, check_config, to_plain
+from pirl.config.checks import check_metric
 from pirl.config.io import list_fields
-from pirl.config.metrics import check_metric
 from pirl.errors import ConfigError, UserError, did_you_mean
 from pirl.processes import pirl_command
 from pirl.run_files import RunFiles

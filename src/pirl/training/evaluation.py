@@ -13,7 +13,7 @@ from jaxtyping import Float, Float32, Key
 from pirl.agents.common import Agent, Metrics
 from pirl.agents.ript import RIPTAgent
 from pirl.config import RLTrainConfig, to_plain
-from pirl.config.metrics import GAPS
+from pirl.config.checks import GAPS
 from pirl.data import Loader, PolicyIO
 from pirl.envs.base import EnvObservation, Policy
 from pirl.envs.evaluation import evaluate
