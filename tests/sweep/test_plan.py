@@ -14,7 +14,7 @@ from pirl.sweep.plan import check_plan, length_of, make_rungs, make_space, parse
 
 def space(*texts, given=(), preset="debug"):
     base = get_config(preset)
-    configure = lambda setting: override_config(base, setting, "pirl sweep", texts=True)  # noqa: E731
+    configure = lambda setting: override_config(base, setting, texts=True)  # noqa: E731
     return make_space(texts, {"agent": "agent.learner"}, dict(given), configure)
 
 
@@ -116,7 +116,7 @@ def test_a_trial_that_could_not_work_or_would_not_be_measured_is_refused(tmp_pat
     held_out = {"validation_every": 50, "data.validation_fraction": 0.1} if "given" in changes else {}
     given = {"data.repo_id": str(tmp_path), "evaluation.every": 100, **held_out}
     base = override_config(get_config("demo_state_bc"), given)
-    configure = lambda setting: override_config(base, setting, "pirl sweep", texts=True)  # noqa: E731
+    configure = lambda setting: override_config(base, setting, texts=True)  # noqa: E731
     plan = plan_in(tmp_path, **{**changes, "given": {}})
     if words is None:
         check_plan(plan, configure)
