@@ -75,9 +75,8 @@ class Arena:
         if case.findings:
             assert err == "", shown
         else:
-            # In pirl's own words, or in those of the parser of arguments, in a frame.
-            assert err.startswith("error: ") + err.count("For full helptext") == 1, shown
-            assert err.count("error: ") <= 1, shown
+            assert err.startswith("error: "), shown
+            assert err.count("error: ") == 1, shown
         assert len(message) < 6000, "the message is too long to be read"
         missing = [words for words in case.says if not any(word in message for word in words.split("|"))]
         assert not missing, f"{missing} is not said\n{shown}"
