@@ -248,11 +248,11 @@ def test_unused_camera(run, tmp_path):
     code, said = run.data("check", built, "--robot", describe(built, **robot))
     assert code == 0
     assert "1 of 4 episodes of this camera cannot be read; robot arm does not use it" in said
-    assert "nothing of this camera can be read; robot arm does not use it" in said
+    assert "episodes of this camera cannot be read; robot arm does not use it" in said
     assert episodes(run.train(built, **robot)[2]) == 4
     code, said = run.data("check", built)
     assert code == 2, "without a robot, all cameras of which there is anything count"
-    assert "nothing of this camera can be read; leave it out of the robot's cameras" in said
+    assert "episodes of this camera cannot be read; leave it out of the robot's cameras" in said
 
 
 @situation("a dimension never changes")

@@ -113,14 +113,6 @@ def test_no_return_is_above_the_optimal_value(seed, discount):
     assert np.isfinite(returns).tolist() == np.repeat(over, [len(path) for path in paths]).tolist()
 
 
-def test_the_critic_leaves_out_chunks_that_run_into_a_timeout_and_keeps_those_that_run_into_an_end():
-    ended, cut_off = build([5], terminal=[True]), build([5], terminal=[False])
-    rows, shape = np.arange(5), ChunkShape(3)
-    assert gather_chunks(ended, rows, shape, IO).sequence_mask.tolist() == [True] * 5
-    assert gather_chunks(cut_off, rows, shape, IO).sequence_mask.tolist() == [True, True, False, False, False]
-    assert not gather_chunks(cut_off, rows, shape, IO).next_terminal.any()
-
-
 def test_episodes_and_shapes_that_cannot_be_are_refused():
     good = build([4])
     with pytest.raises(DataError, match="after a terminal"):

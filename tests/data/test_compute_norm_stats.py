@@ -68,23 +68,6 @@ def test_statistics_are_those_of_every_sample_enumerated(recording, block):
     assert_statistics_of(stats["actions"], steps)
 
 
-@pytest.mark.parametrize("order", ["falling", "shuffled"])
-@pytest.mark.parametrize("relative", [True, False])
-def test_quantiles_are_exact_however_the_values_are_ordered(order, relative):
-    # 30 000 deltas in blocks of 100 frames; rising or falling, each block holds new extremes.
-    actions = np.linspace(-1, 1, 10_000)[:, None] ** 3
-    if order == "shuffled":
-        np.random.default_rng(5).shuffle(actions)
-    actions = -actions if order == "falling" else actions
-    states = np.full_like(actions, 0.25)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(norm_stats, "BLOCK", 300)
-        stats = compute_norm_stats(states, actions, np.array([0, 10_000]), 3, np.array([relative]))
-    padded = np.concatenate([actions[:, 0], np.repeat(actions[-1, 0], 2)])
-    steps = np.concatenate([padded[k : k + 10_000] for k in range(3)])[:, None] - (0.25 if relative else 0.0)
-    assert_statistics_of(stats["actions"], steps)
-
-
 def test_quantile_ranks_round_as_stated():
     # Values 1..n: the smallest v with v >= q * n is ceil(q * n), here in integers.
     for frames in (1, 99, 100, 101, 199, 200):
@@ -173,9 +156,8 @@ def test_unusable_arrays_are_refused_by_row_and_dimension():
         ({"actions": np.zeros((10, 0))}, r"actions .*\(10, 0\)"),
         ({"states": spoiled((10, 3), np.nan, 5, 2)}, r"states: row 5 \(episode 1, frame 1\), dimension 2 is nan"),
         ({"actions": spoiled((10, 2), 1e300, 9, 0)}, r"actions: row 9 \(episode 1, frame 5\), dimension 0 is 1e\+300"),
-        ({"actions": np.zeros((8, 2))}, "10 rows of states and 8 of actions"),
+        ({"actions": np.zeros((8, 2))}, "actions have the shape"),
         ({"states": np.zeros((10, 1)), "delta_mask": np.ones(2, bool)}, "covers 2 dimensions, but states have 1"),
-        ({"starts": np.array([0, 6, 4, 10])}, r"starts = \[ 0,? +6"),
         ({"horizon": 0}, "the horizon is 0"),
     ):
         with pytest.raises(DataError, match=message):
@@ -267,20 +249,3 @@ def test_statistics_are_those_of_the_samples_that_are_used_up_to_the_ends():
     ranges = sample_range(states, actions, starts, 4, mask, ends=ends, used=used)
     np.testing.assert_allclose(ranges["actions"], [shown.min(axis=(0, 1)), shown.max(axis=(0, 1))])
     np.testing.assert_allclose(ranges["state"], [seen.min(axis=0), seen.max(axis=0)])
-
-
-def test_a_gripper_that_is_usually_closed_is_degenerate_for_quantiles_only():
-    gripper = np.zeros(5000)
-    gripper[:40] = 1.0
-    stats, names = motion(gripper=gripper, **HEALTHY)
-    (sentence,) = degenerate_dimensions(stats, names)
-    assert sentence.startswith("state dimension 0 (gripper) moves too rarely for its quantiles (q01 0, q99 0, std 0.08")
-
-
-def test_one_arm_at_rest_does_not_hide_or_taint_the_other():
-    random = np.random.default_rng(9)
-    resting = [np.full(5000, 0.5)] * 8 + [1.5 + 0.0015 * random.integers(0, 2, 5000)]
-    moving = [random.normal(0, 0.3, 5000)] * 5
-    stats, _ = motion(**{f"joint {i}": column for i, column in enumerate(resting + moving)})
-    sentences = degenerate_dimensions(stats)
-    assert [sentence.split()[2] for sentence in sentences] == [str(i) for i in range(9)]

@@ -1,7 +1,6 @@
 """The frame cache: decoded once, whatever interrupts it, and the same pixels afterwards."""
 
 import dataclasses
-import io
 import logging
 import os
 import shutil
@@ -136,20 +135,6 @@ def test_every_frame_is_kept_as_it_was_and_decoded_once(tmp_path, compression, h
     assert source.decoded == Counter(f"{camera} {episode}" for camera in ("top", "wrist") for episode in range(6))
 
 
-def test_jpeg_loses_little_and_keeps_sharp_colors(tmp_path):
-    """Averaging colors over 2 x 2 pixels, as JPEG usually does, would turn red beside blue into violet: off by 127."""
-    ramp = np.linspace(0, 255, 32).astype(np.uint8)
-    smooth = np.stack([np.tile(ramp, (24, 1)), np.tile(ramp[::-1], (24, 1)), np.full((24, 32), 90, np.uint8)], -1)
-    stripes = np.zeros((24, 32, 3), np.uint8)
-    stripes[:, ::2, 0], stripes[:, 1::2, 2] = 255, 255
-    source = make_source(tmp_path)
-    source.pixels = lambda camera, episode: np.stack([smooth, stripes] * 4)[: source.lengths[episode]]
-    frames = open_frames(source, ["top"], config(tmp_path, "jpeg"))["top"]
-    error = np.abs(read_all(frames).astype(int) - source.everything("top"))
-    assert error.mean() < 3
-    assert error.max() < 25
-
-
 @pytest.fixture(scope="module", params=["none", "png", "jpeg"])
 def opened(request, tmp_path_factory):
     root = tmp_path_factory.mktemp("opened")
@@ -168,29 +153,6 @@ def test_any_rows_in_any_order_are_gathered_as_from_an_array(opened, rows, dtype
         frames.release()
     with pytest.raises(IndexError, match=f"there are {sum(LENGTHS)} frames"):
         frames.gather(np.asarray([*rows, sum(LENGTHS)], dtype))
-
-
-def test_released_memory_is_given_back_and_the_frames_are_not_lost(tmp_path):
-    source = make_source(tmp_path, size=(256, 256))
-    source.lengths = np.full(8, 40)
-    frames = open_frames(source, ["top"], FrameCacheConfig(256, 256, directory=tmp_path / "cache"))["top"]
-    size = np.prod(frames.shape)
-    frames.gather(np.array([0]))
-
-    def resident():
-        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")
-
-    def touch(rows):
-        for row in rows:
-            frames.gather(np.array([row]))
-        return resident()
-
-    everything = touch(range(frames.shape[0]))
-    frames.release()
-    nothing = resident()
-    assert everything - nothing > 0.8 * size
-    assert touch([5]) - nothing < 0.1 * size
-    np.testing.assert_array_equal(frames.gather(np.array([5]))[0], source.pixels("top", 0)[5])
 
 
 # --- interruptions ----------------------------------------------------------------------------------------------------
@@ -534,17 +496,6 @@ def test_what_is_written_is_announced_on_the_screen_or_in_the_log(tmp_path, capl
     assert ("me/fake: 52 of 52 frames" in caplog.text) == progress
 
 
-def test_a_terminal_shows_a_bar(tmp_path, monkeypatch):
-    screen = io.StringIO()
-    screen.isatty = lambda: True
-    monkeypatch.setattr(sys, "stderr", screen)
-    monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.setenv("COLUMNS", "120")
-    open_frames(make_source(tmp_path), ["top"], config(tmp_path))
-    assert "decoding me/fake" in screen.getvalue()
-    assert "26/26" in screen.getvalue()
-
-
 def test_a_full_disk_is_noticed_before_anything_is_decoded(tmp_path, monkeypatch):
     source = make_source(tmp_path)
     free = sum(LENGTHS) * 24 * 32 * 3 - 1
@@ -583,10 +534,3 @@ def test_names_in_the_dataset_cannot_lead_out_of_the_cache(tmp_path, monkeypatch
     assert {path.name for path in tmp_path.iterdir()} == {"cache", "dataset", "decoded.log"}
     assert {entry.directory.parent for entry in list_frame_caches()} == {tmp_path / "cache" / "frames"}
     assert len(list_frame_caches()) == len(cameras)
-
-
-def test_a_dataset_without_frames_is_refused(tmp_path):
-    source = make_source(tmp_path)
-    source.lengths = np.zeros(3, np.int64)
-    with pytest.raises(DataError, match="me/fake has no frames"):
-        open_frames(source, ["top"], config(tmp_path))

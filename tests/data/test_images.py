@@ -42,11 +42,6 @@ def test_images_are_parsed_as_in_openpi(file, given, expected):
     np.testing.assert_array_equal(to_uint8_hwc(np.stack([recorded[given]] * 2)), [wanted, wanted])
 
 
-def test_floats_are_cut_to_whole_pixels_not_rounded():
-    image = np.broadcast_to(np.float32([0.0, 0.999, 1.0]), (4, 5, 3))
-    np.testing.assert_array_equal(to_uint8_hwc(image)[0, 0], [0, 254, 255])
-
-
 @given(
     size=st.tuples(st.integers(2, 60), st.integers(2, 60)),
     target=st.tuples(st.integers(30, 40), st.integers(30, 40)),

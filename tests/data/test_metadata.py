@@ -38,12 +38,6 @@ def test_episodes_combine_to_the_statistics_of_all_their_frames(episodes: list[l
             assert (combined[name] - true[name]) * (percent - 50) >= 0, "low quantiles from below, high ones from above"
 
 
-def test_booleans_and_integers_keep_their_kind_at_the_ends() -> None:
-    assert column_stats(np.array([[True], [False]]))["max"].dtype == bool
-    assert column_stats(np.array([[3], [200]], np.uint8))["max"].tolist() == [200]
-    assert column_stats(np.array([[0.5]], np.float32))["min"].dtype == np.float64
-
-
 @pytest.mark.parametrize("length", [1, 101])
 def test_statistics_of_images_are_those_of_their_pixels(length: int) -> None:
     frames = np.random.default_rng(0).integers(0, 256, (length, 4, 6, 3)).astype(np.uint8)

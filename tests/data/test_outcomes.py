@@ -19,7 +19,7 @@ from pirl.data import (
     summarize,
     write_labels,
 )
-from pirl.errors import ConfigError, DataError
+from pirl.errors import DataError
 from sample_datasets import build, edit_table, set_episode
 
 REWARDS = ("sparse", "step_penalty", "raw")
@@ -259,16 +259,6 @@ def test_rewards_of_zero_throughout_say_nothing_about_success(tmp_path):
     assert read_outcomes(dataset, OutcomeConfig("raw")).success.tolist() == [-1, -1]
 
 
-def test_failures_that_are_told_need_no_rewards(tmp_path):
-    dataset = recorded(tmp_path, {"next.reward": [[0.0, 0.0], [0.0] * 3], "next.success": [[0, 0], [0, 0, 0]]})
-    outcomes = read_outcomes(dataset, OutcomeConfig(unlabeled="success"))
-    assert outcomes.success.tolist() == [0, 0]
-    assert outcomes.notes == []
-    _, found = check_dataset(dataset.root)
-    assert [entry.severity for entry in found if "none of the episodes succeeded" in str(entry)] == ["note"]
-    assert not any("succeeded" in str(entry) for entry in check_dataset(dataset.root, OutcomeConfig("raw"))[1])
-
-
 def test_success_in_the_middle_of_an_episode_cuts_it_there(tmp_path):
     flags = [[False, True, False, True, False], [False] * 3, [True] * 4]
     rewards = [[0.5, 0.25, 4, 5, 6], [1.5, 2.5, 3.5], [0.5] * 4]
@@ -370,18 +360,6 @@ def test_a_success_is_always_an_end(tmp_path):
     dataset = recorded(tmp_path, columns, labels=[Label(0, truncated=True)])
     for reward in REWARDS:
         assert ended(read_outcomes(dataset, OutcomeConfig(reward, failures="timeout"))) == [True]
-
-
-def test_failures_that_do_not_say_how_they_ended(tmp_path):
-    dataset = recorded(tmp_path, FAILED)
-    for reward, failures, over in (
-        ("sparse", "auto", True),
-        ("raw", "auto", True),
-        ("step_penalty", "auto", False),
-        ("step_penalty", "terminal", True),
-        ("sparse", "timeout", False),
-    ):
-        assert ended(read_outcomes(dataset, OutcomeConfig(reward, failures=failures))) == [over]
 
 
 # --- labels ---------------------------------------------------------------------------------------------------------
@@ -512,12 +490,6 @@ def test_rewards_of_a_table_beside_the_data_are_read_where_asked(tmp_path):
         assert text in complaint(open_dataset(built.root), wrong)
 
 
-def test_rewards_of_0_throughout_are_failures_where_a_threshold_says_so(tmp_path):
-    dataset = recorded(tmp_path, {"next.reward": [[0.0, 0.0], [0.0, 0.0]]})
-    assert "if all of them failed, set success_threshold to 1" in complaint(dataset)
-    assert read_outcomes(dataset, OutcomeConfig(success_threshold=1.0)).success.tolist() == [0, 0]
-
-
 # --- what is refused ------------------------------------------------------------------------------------------------
 
 
@@ -541,20 +513,6 @@ def test_columns_that_do_not_mean_what_their_name_says_are_named(tmp_path):
         message = complaint(recorded(tmp_path / str(number), {name: values}))
         for text in [name, *texts]:
             assert text in message
-
-
-def test_all_silent_episodes_are_counted_and_the_first_listed_with_advice(tmp_path):
-    message = complaint(recorded(tmp_path, lengths=[1] * 13, labels=[Label(3, success=True)]))
-    assert "12 episodes say nothing about success (0, 1, 2, 4, 5, 6, 7, 8, 9, 10 and 2 more)" in message
-    assert "pirl data label" in message
-    assert "unlabeled" in message
-
-
-@pytest.mark.usefixtures("unchecked_signatures")
-def test_a_configuration_that_means_nothing_is_refused():
-    for wrong in ({"reward": "dense"}, {"failures": "maybe"}, {"unlabeled": "failure"}):
-        with pytest.raises(ConfigError, match=next(iter(wrong))):
-            OutcomeConfig(**wrong)
 
 
 def test_a_broken_sidecar_is_named_by_everyone_who_reads_it(tmp_path):

@@ -237,32 +237,10 @@ def test_a_dimension_that_is_always_0_is_not_taken_for_padding():
 # --- batches -----------------------------------------------------------------------------------------------------------
 
 
-class CountingTokenizer:
-    def __init__(self, config):
-        self.calls, self._tokenizer = 0, Tokenizer.for_model(config)
-
-    def __call__(self, *arguments):
-        self.calls += 1
-        return self._tokenizer(*arguments)
-
-
 def random_batch(size, dims=3):
     rng = np.random.default_rng(0)
     images = {"base_0_rgb": rng.integers(0, 256, (size, 40, 30, 3), dtype=np.uint8)}
     return images, rng.uniform(-0.9, 0.9, (size, dims)), [f"take block {index % 3}" for index in range(size)]
-
-
-def test_a_batch_is_its_samples_one_by_one():
-    config = get_model_config("tiny_pi05")
-    io = PolicyIO(ARM, config, {"state": random_stats(np.random.default_rng(1), 3)}, Tokenizer.for_model(config))
-    images, state, prompts = random_batch(5)
-    batch = io.observation(images, state, prompts)
-    for index in range(5):
-        row = slice(index, index + 1)
-        image = {slot: image[row] for slot, image in images.items()}
-        single = io.observation(image, state[row], prompts[row])
-        for alone, together in zip(jax.tree.leaves(single), jax.tree.leaves(batch), strict=True):
-            np.testing.assert_array_equal(alone, together[row])
 
 
 def test_tokens_alone_are_those_of_an_observation_with_these_prompts():
@@ -284,20 +262,6 @@ def test_an_indicator_follows_the_task():
     assert indicate("put it there", True) == "put it there. Advantage: positive"
     assert indicate(" Put it there. ", False) == "Put it there. Advantage: negative"
     assert indicate("", True) == "Advantage: positive"
-
-
-@pytest.mark.usefixtures("unchecked_signatures")
-def test_a_prompt_is_tokenized_once():
-    tokenizer = CountingTokenizer(TINY)
-    io = PolicyIO(ARM, TINY, None, tokenizer)
-    images, state, prompts = random_batch(256)
-    first = io.observation(images, state, prompts)
-    assert tokenizer.calls == 3
-    again = io.observation(images, state, prompts[::-1])
-    assert tokenizer.calls == 3
-    np.testing.assert_array_equal(again.tokenized_prompt, first.tokenized_prompt[::-1])
-    expected = [Tokenizer.for_model(TINY)(prompt)[0] for prompt in prompts]
-    np.testing.assert_array_equal(first.tokenized_prompt, expected)
 
 
 # --- what does not fit is named ----------------------------------------------------------------------------------------

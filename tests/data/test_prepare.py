@@ -14,7 +14,6 @@ from pirl.data import (
     Dataset,
     DatasetSource,
     FrameCacheConfig,
-    Label,
     Loader,
     OutcomeConfig,
     PolicyIO,
@@ -26,7 +25,6 @@ from pirl.data import (
     load_trajectories,
     open_dataset,
     read_outcomes,
-    write_labels,
 )
 from pirl.errors import ConfigError, DataError
 from pirl.models import Tokenizer, get_model_config
@@ -180,16 +178,6 @@ def test_numbers_that_are_none_are_named(tmp_path):
 # --- trajectories ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.usefixtures("no_decoding")
-def test_a_camera_that_is_not_there_is_named(tmp_path):
-    dataset = open_dataset(build(tmp_path / "dataset", cameras="image").root)
-    robot = dataclasses.replace(ARM, cameras={"base_0_rgb": HIGH, "left_wrist_0_rgb": "observation.images.top"})
-    with pytest.raises(DataError, match="no camera observation.images.top") as caught:
-        load_trajectories(dataset, robot, TINY)
-    for text in ("left_wrist_0_rgb", HIGH, WRIST):
-        assert text in str(caught.value)
-
-
 def test_a_robot_has_words_for_data_without_a_task(tmp_path):
     dataset = open_dataset(build(tmp_path / "dataset", cameras="none", tasks=("pick it up", "")).root)
     prompted = dataclasses.replace(BLIND, default_prompt="do the usual")
@@ -198,17 +186,6 @@ def test_a_robot_has_words_for_data_without_a_task(tmp_path):
     assert said == ["pick it up", "do the usual", "pick it up"]
     # A model that reads nothing needs no words.
     assert len(load_trajectories(dataset, BLIND, get_model_config("tiny_state")).prompts) == 2
-
-
-def test_outcomes_are_those_asked_for(tmp_path):
-    dataset = open_dataset(build(tmp_path / "dataset", cameras="none").root)
-    config = OutcomeConfig("step_penalty", failures="terminal")
-    found, expected = load_trajectories(dataset, BLIND, TINY, outcomes=config), read_outcomes(dataset, config)
-    for name in ("rewards", "terminals", "ends", "success"):
-        np.testing.assert_array_equal(getattr(found, name), getattr(expected, name))
-    silent = open_dataset(build(tmp_path / "silent", rewards="none").root)
-    with pytest.raises(DataError, match="nothing about success"):
-        load_trajectories(silent, ARM, TINY)
 
 
 def test_frames_are_kept_as_asked_and_decoded_once(tmp_path, monkeypatch):
@@ -268,25 +245,6 @@ def test_a_fraction_of_successes_is_met_however_many_there_are(four):
     for fraction in (0.0, 1.0):
         with pytest.raises(ConfigError, match="success_fraction should be between 0 and 1"):
             Selection(success_fraction=fraction)
-
-
-def test_an_unknown_outcome_is_neither_success_nor_failure(tmp_path):
-    built = build(tmp_path / "dataset", cameras="none", rewards="none")
-    write_labels(
-        built.root, {0: Label(0, success=True, reward=1.0), 1: Label(1, reward=2.0), 2: Label(2, success=False)}
-    )
-    dataset = open_dataset(built.root)
-    outcomes = read_outcomes(dataset, OutcomeConfig("raw"))
-    assert outcomes.success.tolist() == [1, -1, 0]
-    for selection, expected in (
-        ({"success": True}, [1, 0, 0]),
-        ({"success": False}, [0, 0, 1]),
-        ({"success_weight": 5.0, "failure_weight": 3.0}, [5, 1, 3]),
-    ):
-        weights = Selection(**selection).weights(dataset, outcomes)
-        np.testing.assert_array_equal(weights, np.repeat(expected, [7, 5, 9]))
-    balanced = Selection(success_fraction=0.5).weights(dataset, outcomes)  # half of the samples from 7 of 21 rows
-    np.testing.assert_allclose(balanced, np.repeat([2, 1, 1], [7, 5, 9]), rtol=1e-12)
 
 
 def test_tasks_are_those_of_the_frames(tmp_path):

@@ -1,7 +1,6 @@
 """Reading: what LeRobot itself returned, and every dialect of the format, comes back value by value."""
 
 import json
-import shutil
 import sys
 import types
 from pathlib import Path
@@ -194,17 +193,6 @@ def test_lerobots_own_folder_is_where_lerobot_has_it(hub, tmp_path, monkeypatch)
             monkeypatch.setenv(name, value if value[:1] in ("", "~") else str(tmp_path / value))
         built = build(tmp_path / folder / "me" / "pick", cameras="none", lengths=(3,))
         assert open_dataset("me/pick").root == built.root
-
-
-def test_metadata_alone_are_not_taken_for_the_dataset(hub, tmp_path):
-    kept = build(tmp_path / "home" / "me" / "pick", cameras="none", lengths=(3,))
-    shutil.rmtree(kept.root / "data")
-    assert open_dataset("me/pick").root == hub.root
-
-
-def test_a_name_nobody_knows_is_explained_in_a_line(hub):
-    with pytest.raises(DataError, match="me/place.*404: no dataset me/place$"):
-        open_dataset("me/place")
 
 
 def test_without_the_hub_library_it_says_what_to_install(hub, monkeypatch):

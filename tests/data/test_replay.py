@@ -16,12 +16,8 @@ from hypothesis import strategies as st
 
 import trajectories
 from pirl.data import (
-    ChunkIndexSampler,
-    ChunkSampler,
     ChunkShape,
-    DatasetSource,
     Episode,
-    Loader,
     PolicyIO,
     ReplayBuffer,
     Robot,
@@ -176,22 +172,6 @@ def test_a_step_always_gives_the_same_samples_and_shares_make_up_the_batch(tmp_p
     assert states[0] != states[2]
 
 
-def test_symmetric_sampling_takes_half_of_every_batch_from_the_buffer(tmp_path):
-    prior = trajectories.build([5, 7], frames={slot: trajectories.Painted(SIZE) for slot in ROBOT.cameras})
-    buffer = open_buffer("disk only", tmp_path)
-    buffer.add(make_episode(50))
-    sampler = ChunkSampler(
-        [DatasetSource(prior, ChunkIndexSampler(prior, seed=0), SEEING), buffer], batch_size=8, shape=SHAPE
-    )
-    with Loader(sampler, prefetch=0) as loader:
-        for _ in range(3):
-            batch = next(loader)
-            mine = batch.observations.state[:, 0] == 50
-            assert mine.tolist() == [False] * 4 + [True] * 4
-            assert np.all((batch.observations.images["base_0_rgb"][:, 0, 0, 0] == 50) == mine)
-            assert batch.actions.shape == (8, SHAPE.chunk, MODEL.action_dim)
-
-
 def test_what_the_caller_does_with_its_arrays_later_does_not_matter():
     """Whoever collects may fill the same arrays again."""
     buffer, untouched = ReplayBuffer(100, SEEING), ReplayBuffer(100, SEEING)
@@ -223,25 +203,6 @@ def test_the_oldest_make_room(tmp_path_factory, kind, lengths, capacity):
         assert numbers(buffer) == [number for number, _ in held]
         if kind != "memory":
             assert len(files(directory)) == 3 * len(held)
-
-
-def test_the_disk_does_not_fill_up(tmp_path):
-    """Without states nothing is kept; with them, no more than the two last ones need."""
-    kind = "disk only"
-    buffer = open_buffer(kind, tmp_path / "without", 12)
-    for number in range(40):
-        buffer.add(make_episode(number))
-        assert len(files(tmp_path / "without")) <= 3 * 3
-    buffer = open_buffer(kind, tmp_path / "with", 12)
-    used = []
-    for number in range(60):
-        buffer.add(make_episode(number))
-        if number % 5 == 4:
-            buffer.state()
-        used.append(len(files(tmp_path / "with")) // 3)
-    # Three held now, three held at each of the two states, and what came in between.
-    assert max(used) <= 3 + 2 * 5
-    assert used[20:40] == used[40:]
 
 
 # --- restarts -------------------------------------------------------------------------------------------------------
@@ -353,30 +314,6 @@ def test_a_kill_while_an_episode_is_added_loses_at_most_that_episode(killed, tmp
 # --- going back -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("kind", "restarted"), [("disk", False), ("disk only", True)])
-def test_going_back_brings_the_very_same_batches(tmp_path, kind, restarted):
-    buffer = open_buffer(kind, tmp_path, 12)
-    for number in range(4):
-        buffer.add(make_episode(number))
-    state = buffer.state()
-    then = [gather(buffer, step) for step in range(4)]
-    afterwards = []
-    for number in range(4, 12):  # by now nothing of then is held
-        buffer.add(make_episode(number))
-        afterwards.append(gather(buffer, number))
-    assert numbers(buffer) == [9, 10, 11]
-    if restarted:
-        buffer = open_buffer(kind, tmp_path, 12)
-    buffer.restore(state)
-    assert numbers(buffer) == [1, 2, 3]
-    for step in range(4):
-        assert_same(gather(buffer, step), then[step])
-    # And on from there, the same once more.
-    for number, expected in zip(range(4, 12), afterwards, strict=True):
-        buffer.add(make_episode(number))
-        assert_same(gather(buffer, number), expected)
-
-
 @settings(deadline=None, max_examples=12)
 @given(
     actions=st.lists(st.integers(1, 5) | st.just("state") | st.just("restart"), min_size=3, max_size=14),
@@ -406,17 +343,6 @@ def test_either_of_the_two_last_states_can_always_be_gone_back_to(tmp_path_facto
     buffer.state()
     buffer.state()
     assert len(files(directory)) == 3 * len(held), "what older states needed is gone when there are two newer ones"
-
-
-def test_an_empty_state_can_be_gone_back_to(tmp_path):
-    buffer = open_buffer("disk", tmp_path, 8)
-    state = buffer.state()
-    buffer.add(make_episode(0))
-    buffer.restore(state)
-    assert len(buffer) == 0
-    assert files(tmp_path) == []
-    buffer.add(make_episode(1))
-    assert numbers(buffer) == [1]
 
 
 # --- several threads ------------------------------------------------------------------------------------------------
@@ -537,24 +463,6 @@ def test_a_damaged_episode_is_named(tmp_path):
                 open_buffer(kind, tmp_path / damage.__name__)
 
 
-def test_a_buffer_goes_on_without_an_episode_that_was_removed(tmp_path):
-    """As the message about a damaged one says."""
-    buffer = open_buffer("disk", tmp_path, 16)
-    for number in range(4):
-        buffer.add(make_episode(number))
-    damage_columns(tmp_path)
-    (tmp_path / "episode-000000001.npz").unlink()
-    buffer = open_buffer("disk", tmp_path, 16)
-    assert numbers(buffer) == [0, 2, 3]
-    state, batch = buffer.state(), gather(buffer, 0)
-    for number in range(4, 8):
-        buffer.add(make_episode(number))
-    buffer = open_buffer("disk", tmp_path, 16)
-    buffer.restore(state)
-    assert_same(gather(buffer, 0), batch)
-    assert len(files(tmp_path)) == 3 * 3
-
-
 def test_pictures_that_vanish_while_in_use_are_named(tmp_path):
     buffer = open_buffer("disk only", tmp_path)
     for number in range(3):
@@ -562,17 +470,6 @@ def test_pictures_that_vanish_while_in_use_are_named(tmp_path):
     cut_pictures(tmp_path)
     with pytest.raises(DataError, match="episode-000000001"):
         gather(buffer, 0, 200)
-
-
-def test_files_of_others_are_left_alone(tmp_path):
-    for name in ("notes.txt", "episode-best.npz", "episode-list.frames"):
-        (tmp_path / name).write_text("mine")
-    buffer = open_buffer("disk", tmp_path, 8)
-    for number in range(5):
-        buffer.add(make_episode(number))
-    buffer.restore(buffer.state())
-    assert numbers(open_buffer("disk", tmp_path, 8)) == [3, 4]
-    assert {"notes.txt", "episode-best.npz", "episode-list.frames"} <= set(files(tmp_path))
 
 
 def test_a_buffer_of_another_robot_or_model_is_refused(tmp_path):
@@ -588,3 +485,14 @@ def test_a_buffer_of_another_robot_or_model_is_refused(tmp_path):
         with pytest.raises(DataError, match=message) as caught:
             open_buffer("disk only", tmp_path, io=io)
         assert str(tmp_path) in str(caught.value)
+
+
+def test_files_of_others_are_left_alone(tmp_path):
+    for name in ("notes.txt", "episode-best.npz", "episode-list.frames"):
+        (tmp_path / name).write_text("mine")
+    buffer = open_buffer("disk", tmp_path, 8)
+    for number in range(5):
+        buffer.add(make_episode(number))
+    buffer.restore(buffer.state())
+    assert numbers(open_buffer("disk", tmp_path, 8)) == [3, 4]
+    assert {"notes.txt", "episode-best.npz", "episode-list.frames"} <= set(files(tmp_path))

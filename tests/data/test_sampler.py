@@ -49,26 +49,6 @@ def test_an_epoch_brings_every_row_once_pool_by_pool(trajectories, pool, seed):
         assert list(pools) == sorted(pools)
 
 
-def test_epochs_and_seeds_have_their_own_order():
-    trajectories = build([30, 30])
-    one, other = ChunkIndexSampler(trajectories, seed=0), ChunkIndexSampler(trajectories, seed=1)
-    assert one.take(0, 60).tolist() != one.take(60, 60).tolist()
-    assert one.take(0, 60).tolist() != other.take(0, 60).tolist()
-    assert one.take(0, 60).tolist() == ChunkIndexSampler(trajectories, seed=0).take(0, 60).tolist()
-
-
-@settings(deadline=None, max_examples=30)
-@given(cuts=st.lists(st.integers(1, 9), min_size=1, max_size=8))
-def test_the_stream_does_not_depend_on_how_it_is_read(cuts):
-    stream = ChunkIndexSampler(build([3, 4]), seed=3)
-    whole = stream.take(0, sum(cuts)).tolist()
-    position, pieces = 0, []
-    for cut in cuts:
-        pieces += ChunkIndexSampler(build([3, 4]), seed=3).take(position, cut).tolist()
-        position += cut
-    assert pieces == whole
-
-
 @pytest.mark.parametrize("pool", [None, 2])
 def test_rows_are_drawn_in_proportion_to_their_weight(pool):
     trajectories = build([50] * 8)

@@ -211,18 +211,6 @@ def test_the_inverse_undoes_every_transform_and_nothing_given_is_modified(kind, 
     np.testing.assert_allclose(again["actions"], there["actions"], rtol=0, atol=1e-9)
 
 
-def test_a_batch_is_its_samples_one_by_one():
-    rng = np.random.default_rng(0)
-    transform = build("all", rng, 14, 14)
-    given = {"state": rng.uniform(0, 1, (3, 14)), "actions": rng.normal(size=(3, 5, 14))}
-    batched = transform(given)
-    for index in range(3):
-        single = transform({key: value[index] for key, value in given.items()})
-        assert_equal({key: value[index] for key, value in batched.items()}, single)
-    # The state alone, as while acting, is treated the same.
-    np.testing.assert_array_equal(transform({"state": given["state"]})["state"], batched["state"])
-
-
 # --- what does not fit is named ------------------------------------------------------------------------------------
 
 

@@ -63,7 +63,7 @@ class Check(WithJson, _WithOutcomes):
     robot: str | None = option("NAME|FILE", shown="one that uses all columns and cameras")
     """Robot preset, or a JSON file that describes a robot: what it does not use is not judged."""
     decode: bool = False
-    """Decode every video frame, not only the first of each episode."""
+    """Decode every frame of the cameras, not only the first of each episode."""
 
     def run(self) -> int:
         from pirl.data import check_dataset, load_robot

@@ -23,9 +23,7 @@ from pirl.models.types import Array
 class FrameReader(Protocol):
     """The images of one camera, by row."""
 
-    def gather(self, rows: Int64[np.ndarray, " n"]) -> UInt8[np.ndarray, "n h w 3"]:
-        """The images of these rows."""
-        ...
+    def gather(self, rows: Int64[np.ndarray, " n"]) -> UInt8[np.ndarray, "n h w 3"]: ...
 
 
 @dataclass(frozen=True)
@@ -58,7 +56,6 @@ class Trajectories:
             raise DataError("an episode goes on after a terminal: end it there.")
 
     def episode_of(self, rows: Int64[np.ndarray, " n"]) -> Int64[np.ndarray, " n"]:
-        """Which episode each row belongs to."""
         return np.searchsorted(self.starts, rows, side="right") - 1
 
     def returns(self, discount: float) -> Float32[np.ndarray, " rows"]:
@@ -81,7 +78,6 @@ class Trajectories:
         return self._returns[discount]
 
     def prompts_of(self, rows: Int64[np.ndarray, " n"]) -> list[str]:
-        """The prompt of each row."""
         return [self.prompts[prompt] for prompt in self.prompt_of_row[rows].tolist()]
 
 
@@ -144,7 +140,6 @@ class ChunkShape:
 
     @property
     def chunk(self) -> int:
-        """Number of actions."""
         return self.horizon if self.actions is None else self.actions
 
 

@@ -44,8 +44,7 @@ _SECONDS_BETWEEN_LOG_LINES = 30.0
 _ENTRY_NAME = re.compile(r"[A-Za-z0-9_-]*-[0-9a-f]{32}")
 
 
-class FramesError(DataError):
-    """Frames of an episode that cannot be decoded."""
+class FramesError(DataError): ...
 
 
 def open_frames(
@@ -65,7 +64,6 @@ def open_frames(
     frames: dict[str, Frames] = {}
 
     def open_complete() -> list[CacheEntry]:
-        """Open what is there, and return what is not."""
         for entry in entries:
             if entry.camera not in frames and (opened := entry.open(config.workers or usable_cores())):
                 frames[entry.camera] = opened
@@ -90,7 +88,6 @@ def open_frames(
 def _build(
     source: Dataset, entries: list[CacheEntry], config: FrameCacheConfig, progress: bool, find_all_damage: bool
 ) -> None:
-    """Write what is missing of these entries, and declare them complete."""
     stop, damaged = threading.Event(), []
     with contextlib.ExitStack() as stack:
         for entry in entries:
@@ -152,7 +149,6 @@ def _resized(
 
 
 def _check_space(name: str, entries: list[CacheEntry], config: FrameCacheConfig, total: int, done: int) -> str:
-    """Describe what will be written; refuse what cannot fit."""
     frames, height, width, _ = entries[0].shape
     directory = entries[0].directory.parent
     free, frame_bytes = shutil.disk_usage(directory).free, height * width * 3 * _EXPECTED_RATIO[config.compression]

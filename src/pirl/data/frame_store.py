@@ -154,7 +154,6 @@ class CacheEntry:
         self._lock = threading.Lock()
 
     def open(self, workers: int) -> Frames | None:
-        """The frames, if all are there."""
         with contextlib.suppress(OSError), (self.directory / FRAMES_FILE).open("rb") as file:
             # Read after the frames are open: one being replaced has been declared unfinished before.
             complete = read_about(self.directory).get("complete") is True
@@ -179,7 +178,6 @@ class CacheEntry:
 
     @contextlib.contextmanager
     def writing(self) -> Iterator[None]:
-        """Open the files to write what is missing."""
         paths = self.directory / FRAMES_FILE, self.directory / INDEX_FILE
         with contextlib.ExitStack() as files:
             with writing_cache(self.directory):

@@ -38,7 +38,6 @@ class Label:
     length: int | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """The fields that are set."""
         return {key: value for key, value in asdict(self).items() if value is not None}
 
 
@@ -64,7 +63,6 @@ def read_labels(root: Path) -> dict[int, Label]:
 
 
 def write_labels(root: Path, labels: Mapping[int, Label]) -> Path:
-    """Write the labels, in the order of episodes."""
     return _write(root, LABEL_FILE, "".join(json.dumps(labels[e].to_json()) + "\n" for e in sorted(labels)))
 
 

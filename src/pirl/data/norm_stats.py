@@ -34,15 +34,13 @@ def compute_norm_stats(
 ) -> dict[str, NormStats]:
     """Statistics of `state` and `actions` over all training samples, one sample per frame, or per frame that is `used`.
 
-    Episode i is rows `starts[i]:starts[i + 1]`, or up to `ends[i]`, where it is cut. A sample holds its frame's state
-    and the chunk of the `horizon` actions from there on, the last one repeated past the end of the episode, so an action
-    counts as often as it occurs in chunks. Dimensions set in `delta_mask` are taken relative to the sample's state;
-    those beyond the mask are absolute.
+    Episode i is rows `starts[i]:starts[i + 1]`, or up to `ends[i]`, where it is cut. A sample holds its frame's state and
+    the chunk of the `horizon` actions from there on, the last one repeated past the end. Dimensions set in `delta_mask`
+    are taken relative to the sample's state; those beyond the mask are absolute.
 
-    A quantile q of n values is the smallest value v with at least q * n values <= v. OpenPI looks for the first bin of
-    a histogram whose cumulative count reaches q * n and reports its left edge; this is that rule with bins so narrow
-    that each holds one value, so every quantile is a value of the data. The two differ by OpenPI's bin width, and by
-    the counts of the lowest bin, which OpenPI can lose when a later batch widens the range.
+    A quantile q of n values is the smallest value v with at least q * n values <= v: OpenPI's rule with bins so narrow
+    that each holds one value. The two differ by OpenPI's bin width, and by the counts of the lowest bin, which OpenPI can
+    lose when a later batch widens the range.
     """
     starts = np.asarray(starts, np.int64)
     mask = np.zeros(0, bool) if delta_mask is None else delta_mask
@@ -55,19 +53,17 @@ def compute_norm_stats(
     _check_values("states", states, starts, samples)
     _check_values("actions", actions, starts, rows)
 
-    def column(values: np.ndarray, dim: int) -> Float64[np.ndarray, " frames"]:
-        return np.ascontiguousarray(values[:, dim], np.float64)
-
-    def action_summary(dim: int) -> Summary:
-        if dim < len(mask) and mask[dim]:
-            return _delta_summary(column(states, dim), column(actions, dim), counts, samples, last, horizon)
-        return _summary(column(actions, dim)[rows], counts[rows])
-
     once = np.ones(len(samples), np.int64)
-    summaries = {
-        "state": [_summary(column(states, dim)[samples], once) for dim in range(states.shape[1])],
-        "actions": [action_summary(dim) for dim in range(actions.shape[1])],
-    }
+    summaries: dict[str, list[Summary]] = {"state": [], "actions": []}
+    for state in np.asarray(states, np.float64).T:
+        summaries["state"].append(_summary(state[samples], once))
+    for dim, action in enumerate(np.asarray(actions, np.float64).T):
+        if dim < len(mask) and mask[dim]:
+            state = np.ascontiguousarray(states[:, dim], np.float64)
+            summary = _delta_summary(state, np.ascontiguousarray(action), counts, samples, last, horizon)
+        else:
+            summary = _summary(action[rows], counts[rows])
+        summaries["actions"].append(summary)
     return {name: NormStats(*np.array(rows, np.float64).T) for name, rows in summaries.items()}
 
 
@@ -94,20 +90,9 @@ def sample_range(
     return {"state": (sampled.min(axis=0), sampled.max(axis=0)), "actions": (low, high)}
 
 
-def frame_stats(
-    name: str, values: Float[np.ndarray, "frames dims"], starts: Int[np.ndarray, " episodes_plus_one"]
-) -> NormStats:
-    """Statistics of one quantity in which every frame counts once; `name` is what errors call it."""
-    _check_values(name, values, np.asarray(starts, np.int64), np.arange(len(values)))
-    once = np.ones(len(values), np.int64)
-    columns = np.ascontiguousarray(values.T, np.float64)
-    return NormStats(*np.array([_summary(column, once) for column in columns], np.float64).T)
-
-
 def _samples(
     starts: Int64[np.ndarray, " episodes_plus_one"], ends: np.ndarray | None, used: np.ndarray | None
 ) -> tuple[Int64[np.ndarray, " samples"], Int64[np.ndarray, " samples"]]:
-    """The frames that samples begin at, and the last frame of the episode of each."""
     last = np.repeat((starts[1:] if ends is None else np.asarray(ends, np.int64)) - 1, np.diff(starts))
     rows = np.arange(starts[-1])
     samples = rows[(rows <= last) & (True if used is None else used)]
@@ -138,7 +123,6 @@ def _mean(values: Float64[np.ndarray, " frames"], counts: Int64[np.ndarray, " fr
 
 
 def _summary(values: Float64[np.ndarray, " frames"], counts: Int64[np.ndarray, " frames"]) -> Summary:
-    """Statistics where each value counts so often."""
     mean = _mean(values, counts)
     order = np.argsort(values)
     reached = np.cumsum(counts[order])
@@ -185,7 +169,6 @@ class _Lowest:
         self.number = 0
 
     def add(self, values: Float64[np.ndarray, " values"]) -> None:
-        """Add more numbers."""
         below = values[values < self.bound]
         self.kept.append(below)
         self.number += len(below)
@@ -207,18 +190,12 @@ def _check_shapes(states: np.ndarray, actions: np.ndarray, starts: np.ndarray, h
         raise DataError(f"an action chunk needs at least one step; the horizon is {horizon}.")
     relative = int(np.max(np.flatnonzero(mask), initial=-1)) + 1
     for name, values, needed in (("states", states, relative), ("actions", actions, len(mask))):
-        if values.ndim != 2 or 0 in values.shape:
-            raise DataError(f"{name} have the shape {values.shape}: statistics need a frame and a dimension.")
+        if values.ndim != 2 or 0 in values.shape or len(values) != starts[-1]:
+            raise DataError(f"{name} have the shape {values.shape}; expected {starts[-1]} frames, and a dimension.")
         if needed > values.shape[1]:
             raise DataError(
                 f"the delta mask covers {needed} dimensions, but {name} have {values.shape[1]}: shorten it."
             )
-    rows = len(states)
-    if len(actions) != rows or len(starts) < 2 or np.any(starts[[0, -1]] != [0, rows]) or np.any(np.diff(starts) < 1):
-        raise DataError(
-            f"{rows} rows of states and {len(actions)} of actions should be equally many, and the starts of episodes "
-            f"increase from 0 to their number; starts = {np.array2string(starts, threshold=6)}."
-        )
 
 
 def _check_values(name: str, values: np.ndarray, starts: np.ndarray, rows: Int64[np.ndarray, " rows"]) -> None:
@@ -275,8 +252,7 @@ def degenerate_dimensions(
             elif is_rare[dim]:
                 text = f"moves too rarely for its quantiles ({facts}): its least and greatest values take their place"
             else:
-                text = f"hardly varies ({facts}): small deviations from it count as much as large ones of others; "
-                text += f"if that is not meant, {_GIVE_RANGE}"
+                text = f"hardly varies ({facts}), so small deviations count much; if that is not meant, {_GIVE_RANGE}"
             title = f"{quantity} dimension {dim}" + (f" ({known[dim]})" if dim < len(known) else "")
             sentences.append(f"{title} {text}")
     return sentences

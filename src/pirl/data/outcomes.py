@@ -123,7 +123,6 @@ def try_outcomes(dataset: Dataset, config: OutcomeConfig) -> tuple[Outcomes | No
 
 
 def shaped_rewards(config: OutcomeConfig, succeeded: bool, steps: int) -> Float32[np.ndarray, " steps"]:
-    """Rewards that follow from success alone."""
     at_success = np.zeros(steps, np.float32)
     at_success[-1] = succeeded
     return at_success - 1 if config.reward == "step_penalty" else at_success
@@ -159,7 +158,6 @@ class OutcomeSources:
         return self.labels.get(episode, Label(episode))
 
     def has_rewards(self, episode: int) -> bool:
-        """Whether there are rewards that may encode success, even if not in a known way."""
         return (self.reward is not None and not self.has_only_zeros) or self.label(episode).reward is not None
 
     def success(self, episode: int, first: int, last: int) -> tuple[bool | None, int]:
@@ -357,7 +355,6 @@ def _early_marks(
 
 
 def _advice(sources: OutcomeSources, episode: int) -> str:
-    """Why nothing is known, and what to do about it."""
     columns = " and ".join(sources.unread_columns)
     if sources.has_rewards(episode):
         rewards = np.zeros(1) if sources.reward is None else sources.reward

@@ -154,7 +154,6 @@ def load_trajectories(
 
 
 def find_interventions(dataset: Dataset) -> str | None:
-    """The column that marks human actions, if there is one."""
     return next((name for name in INTERVENTION_COLUMNS if name in dataset.column_names), None)
 
 

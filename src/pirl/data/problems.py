@@ -22,7 +22,6 @@ class Problem:
         return _format([self])
 
     def to_json(self) -> dict[str, Any]:
-        """The fields that are known."""
         return {key: value for key, value in asdict(self).items() if value is not None}
 
 
@@ -51,7 +50,6 @@ def format_problems(problems: Iterable[Problem]) -> list[str]:
 
 
 def _format(group: Sequence[Problem]) -> str:
-    """A line for problems of equal message, column and value."""
     first = group[0]
     episodes = sorted({problem.episode for problem in group if problem.episode is not None})
     files = list(dict.fromkeys(problem.file for problem in group if problem.file))

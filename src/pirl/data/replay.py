@@ -289,7 +289,6 @@ class _StoredFrames:
     size: tuple[int, int]
 
     def gather(self, rows: Int64[np.ndarray, " n"]) -> UInt8[np.ndarray, "n h w 3"]:
-        """Copies of the images at these rows."""
         numbers = np.searchsorted(self.starts, rows, side="right") - 1
         frames = (rows - self.starts[numbers]).tolist()
         out = np.empty((len(rows), *self.size, 3), np.uint8)
@@ -308,7 +307,6 @@ def _read_image(file: Path, frame: int, shape: tuple[int, ...]) -> UInt8[np.ndar
 
 
 def _columns(episode: Episode) -> dict[str, np.ndarray]:
-    """Copies of all but the images."""
     return {
         **{name: np.array(getattr(episode, name), np.float32) for name in ("states", "actions", "rewards")},
         "terminal": np.array(episode.terminal),
@@ -344,7 +342,6 @@ def _serial(file: Path) -> int:
 
 
 def _delete(file: Path) -> None:
-    """Remove an episode's columns and images."""
     for path in [file, *file.parent.glob(f"{file.stem}.*.frames")]:
         path.unlink(missing_ok=True)
 

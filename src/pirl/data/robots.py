@@ -70,7 +70,6 @@ class Robot:
         return Pipeline((AlohaJoints(),) if self.adapt == "aloha" else ())
 
     def to_dict(self) -> dict[str, Any]:
-        """A JSON-ready description, the inverse of `from_dict`."""
         described = dataclasses.asdict(self) | {"cameras": dict(self.cameras)}
         return {key: list(value) if isinstance(value, tuple) else value for key, value in described.items()}
 
@@ -184,12 +183,10 @@ _PRESETS: dict[str, Robot] = {
 
 
 def list_robots() -> list[str]:
-    """The names of the presets."""
     return list(_PRESETS)
 
 
 def get_robot(name: str) -> Robot:
-    """The preset of that name; an unknown one is answered with the nearest."""
     if name in _PRESETS:
         return _PRESETS[name]
     raise ConfigError(

@@ -76,7 +76,6 @@ class ChunkIndexSampler:
         return np.concatenate(parts)
 
     def pool_at(self, position: int) -> tuple[int, int]:
-        """Epoch and memory pool of a position."""
         epoch, offset = divmod(position, self.size)
         return epoch, int(np.searchsorted(self._epoch(epoch)[1], offset, side="right"))
 
@@ -109,8 +108,6 @@ class ChunkIndexSampler:
 
 @runtime_checkable
 class Source(Protocol):
-    """Something to draw chunks from."""
-
     def gather(self, position: int, count: int, shape: ChunkShape) -> ChunkBatch:
         """The samples number position, …, position + count - 1 of this source."""
         ...
@@ -205,11 +202,9 @@ class ChunkSampler:
         return batch
 
     def state(self) -> dict[str, Any]:
-        """All that is needed to continue from here."""
         return {"step": self.step, **self._identity()}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Continue from a saved state."""
         for key, now in self._identity().items():
             if state.get(key) != now:
                 raise ConfigError(
@@ -259,7 +254,6 @@ class Loader:
         return batch
 
     def state(self) -> dict[str, Any]:
-        """The sampler's state as of the next batch."""
         return {**self._sampler.state(), "step": self._next_step}
 
     def close(self) -> None:

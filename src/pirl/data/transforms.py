@@ -32,13 +32,9 @@ def indicate(prompt: str, positive: bool) -> str:
 class Transform(Protocol):
     """One step on the way to the model, and back."""
 
-    def __call__(self, data: Data) -> dict[str, np.ndarray]:
-        """Towards the model."""
-        ...
+    def __call__(self, data: Data) -> dict[str, np.ndarray]: ...
 
-    def inverse(self, data: Data) -> dict[str, np.ndarray]:
-        """Back to the robot."""
-        ...
+    def inverse(self, data: Data) -> dict[str, np.ndarray]: ...
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,6 @@ import logging
 import math
 import os
 import re
-from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, Literal
@@ -13,12 +12,12 @@ from typing import Any, Literal
 import numpy as np
 
 from pirl.data.labels import LABEL_FILE, read_labels
-from pirl.data.lerobot.format import DEFAULT_COLUMNS, resolve_inside
-from pirl.data.lerobot.parquet import DepthImageError, ParquetDamageError, is_numeric, open_image, read_all_cells
+from pirl.data.lerobot.format import DEFAULT_COLUMNS
+from pirl.data.lerobot.parquet import DepthImageError, is_numeric
 from pirl.data.lerobot.reader import Dataset, scan_dataset
 from pirl.data.lerobot.rows import by_episode
-from pirl.data.lerobot.video import MISSING, UNLISTED, VideoIndex
-from pirl.data.norm_stats import degenerate_dimensions, frame_stats
+from pirl.data.lerobot.video import MISSING, UNLISTED
+from pirl.data.norm_stats import compute_norm_stats, degenerate_dimensions
 from pirl.data.outcomes import END_COLUMNS, REWARD_COLUMN, SUCCESS_COLUMNS, OutcomeConfig, try_outcomes
 from pirl.data.problems import BrokenDatasetError, Problem, format_episodes, format_problems
 from pirl.data.robots import Robot
@@ -95,7 +94,6 @@ def leave_out(usable: Dataset, problems: Sequence[Problem], bad_episodes: BadEpi
 
 
 def skip_advice(usable: Dataset, bad: Collection[int]) -> str:
-    """The options that get the rest to train."""
     rest = usable.episode_ids.tolist()
     if not rest:
         return "No episode is left to train on."
@@ -143,7 +141,6 @@ def _check_numbers(dataset: Dataset, names: Sequence[str], ends: np.ndarray) -> 
 def _wrong_values(
     dataset: Dataset, name: str, values: np.ndarray, wrong: np.ndarray, used: np.ndarray, message: str
 ) -> Iterator[Problem]:
-    """The first wrong value of each episode, and where it is."""
     wrong = wrong.reshape(len(values), -1)
     for episode, rows in by_episode(dataset.starts, np.flatnonzero(wrong.any(axis=1) & used)):
         row, dimension = int(rows[0]), int(np.argmax(wrong[rows[0]]))
@@ -168,7 +165,6 @@ def _check_frames(dataset: Dataset, camera: str) -> Iterator[Problem]:
 
 
 def _of_file(dataset: Dataset, file: int, message: str, column: str, value: str | None = None) -> Iterator[Problem]:
-    """A problem of all episodes that a data file holds."""
     for episode in dataset.rows.episodes_of_file(file):
         yield Problem(message, "problem", episode, dataset.rows.files[file], column, value)
 
@@ -199,8 +195,8 @@ def check_dataset(
     """The episodes that can be trained on, and the results of all checks.
 
     A problem keeps an episode (or the dataset, where it names none) from training with this robot; without one, with a
-    robot that uses all numbers and all cameras. Everything else is a note. Of every episode's video only the first frame
-    is decoded, unless asked for more.
+    robot that uses all numbers and all cameras. Everything else is a note. Of every episode only the first frame of each
+    camera is decoded, unless asked for more.
     """
     config = outcomes or OutcomeConfig()
     try:
@@ -221,7 +217,10 @@ def check_dataset(
         if camera in cameras:
             problems += wrong
         elif wrong:
-            notes.append(Problem(_unused_camera(dataset, wrong, robot), "note", column=camera))
+            bad = len({problem.episode for problem in wrong} - {None}) or len(dataset.episode_ids)
+            advice = "leave it out of the robot's cameras" if robot is None else f"robot {robot.name} does not use it"
+            message = f"{bad} of {len(dataset.episode_ids)} episodes of this camera cannot be read; {advice}"
+            notes.append(Problem(message, "note", column=camera))
         notes += _of_severity(found, "note")
     notes += _check_features(dataset)
     notes += _check_columns(dataset, columns)
@@ -267,27 +266,13 @@ def _all_cameras(dataset: Dataset) -> tuple[str, ...]:
     return tuple(filter(has_files, dataset.cameras)) or dataset.cameras
 
 
-def _unused_camera(dataset: Dataset, wrong: Sequence[Problem], robot: Robot | None) -> str:
-    advice = f"robot {robot.name} does not use it" if robot is not None else "leave it out of the robot's cameras"
-    bad, total = {problem.episode for problem in wrong} - {None}, len(dataset.episode_ids)
-    if not bad or len(bad) == total:
-        return f"nothing of this camera can be read; {advice}"
-    return f"{len(bad)} of {total} episodes of this camera cannot be read; {advice}"
-
-
 def _check_features(dataset: Dataset) -> Iterator[Problem]:
-    """What is odd about info.json and the files beside it."""
     for name, feature in dataset.info.features.items():
         if not feature.is_camera and name not in dataset.column_names and name not in DEFAULT_COLUMNS:
             yield Problem("is declared in info.json but not in the data", "note", column=name)
         if feature.is_camera and feature.image_size is None:
             shape = str(list(feature.shape))
             yield Problem("a camera should be declared as height, width, channels", "note", None, None, name, shape)
-    if undeclared := [name for name in DEFAULT_COLUMNS if name not in dataset.info.features]:
-        yield Problem(f"does not declare {', '.join(undeclared)}", "note", file="meta/info.json")
-    stats = {"v2.0": "meta/stats.json", "v2.1": "meta/episodes_stats.jsonl"}.get(dataset.info.version)
-    if stats and not (dataset.root / stats).is_file():
-        yield Problem("is missing: pirl does not need it, LeRobot does", "note", file=stats)
 
 
 def _check_columns(dataset: Dataset, used: Sequence[str]) -> Iterator[Problem]:
@@ -325,88 +310,36 @@ def _check_time(dataset: Dataset) -> Iterator[Problem]:
 
 
 def _check_camera(dataset: Dataset, camera: str, decode: bool, is_wanted: bool) -> Iterator[Problem]:
-    in_parquet, declared = camera in dataset.rows.column_types, dataset.info.features[camera].dtype
-    if in_parquet:
-        if declared == "video":
-            message = "info.json says video; its images are in the data and read from there"
-            yield Problem(message, "note", column=camera)
-        yield from _check_images(dataset, camera, is_wanted)
-    else:
+    """Whether the first frame of every episode (or every frame) is there, and what info.json says otherwise."""
+    declared, kind = dataset.info.features[camera], "image"
+    if camera not in dataset.rows.column_types:
         segments, problems = dataset.segments(camera)
         yield from _check_frames(dataset, camera)
         yield from _of_severity(problems, "note")
-        videos = {segment.video.path: segment.video for segment in segments if segment is not None}
-        if declared == "image" and videos:
-            yield Problem("info.json says image; its frames are in videos and read from there", "note", column=camera)
-        yield from _check_declared(dataset, camera, list(videos.values()))
-    if decode or not in_parquet:
-        for episode, number in enumerate(dataset.episode_ids.tolist()):
-            try:
-                for _ in itertools.islice(dataset.decode(camera, episode), None if decode else 1):
-                    pass
-            except BrokenDatasetError:
-                continue  # already reported
-            except DataError as error:
-                if isinstance(error.__cause__, DepthImageError):
-                    break  # likewise
-                yield Problem(str(error), episode=number, column=camera)
-
-
-def _check_declared(dataset: Dataset, camera: str, videos: Sequence[VideoIndex]) -> Iterator[Problem]:
-    """Videos whose size info.json gives otherwise."""
-    wanted = dataset.info.features[camera].image_size
-    for size in dict.fromkeys(video.size for video in videos if wanted and video.size != wanted):
-        files = [video.path.relative_to(dataset.root).as_posix() for video in videos if video.size == size]
-        more = f"; so in {len(files) - 1} more files" if len(files) > 1 else ""
-        yield Problem(f"info.json says {_pixels(wanted)} pixels{more}", "note", None, files[0], camera, _pixels(size))
-
-
-def _check_images(dataset: Dataset, camera: str, is_wanted: bool) -> Iterator[Problem]:
-    """Every image in the parquet files: can it be read, and does it have the declared size?"""
-    rows, declared = dataset.rows, dataset.info.features[camera].image_size
-    counts: Counter[tuple[int, int]] = Counter()
-    first_of: dict[tuple[int, int], tuple[int, int, str]] = {}
-    wrong: dict[int, list[tuple[int, str, DataError]]] = {}
-    for file, relative in enumerate(rows.files):
+        kind = "video" if any(segments) else declared.dtype
+    if kind != declared.dtype:
+        place = "in the data" if kind == "image" else "in videos"
+        yield Problem(f"info.json says {declared.dtype}; its frames are {place}", "note", column=camera)
+    first_of_size: dict[tuple[int, int], int] = {}
+    damaged: list[Problem] = []
+    are_depths = True
+    for episode, number in enumerate(dataset.episode_ids.tolist()):
         try:
-            cells = read_all_cells(resolve_inside(dataset.root, relative, links=True), camera)
-            mine = rows.rows_of_file[file]
-            row_of_cell = dict(zip(rows.row_in_file[mine].tolist(), mine.tolist(), strict=True))
-            for row, cell in ((row_of_cell.get(index), cell) for index, cell in enumerate(cells)):
-                if row is None:  # of an unfinished episode
-                    continue
-                episode = int(np.searchsorted(dataset.starts, row, side="right")) - 1
-                number, frame = int(dataset.episode_ids[episode]), row - int(dataset.starts[episode])
-                try:
-                    size = _image_size(cell)
-                except DataError as error:
-                    wrong.setdefault(number, []).append((frame, relative, error))
-                else:
-                    counts[size] += 1
-                    first_of.setdefault(size, (number, frame, relative))
-        except (ParquetDamageError, ValueError) as error:
-            yield from _of_file(dataset, file, str(error), camera)
-    errors = [error for entries in wrong.values() for *_, error in entries]
-    if len(errors) == len(dataset) and all(isinstance(error, DepthImageError) for error in errors):
+            for frame in itertools.islice(dataset.decode(camera, episode), None if decode else 1):
+                first_of_size.setdefault(frame.shape[:2], number)
+        except BrokenDatasetError:
+            continue  # already reported
+        except DataError as error:
+            are_depths = are_depths and isinstance(error.__cause__, DepthImageError)
+            damaged.append(Problem(str(error), episode=number, column=camera))
+    if damaged and are_depths and not first_of_size:
         message = "its images are depths, not colors: a policy cannot look through it"
-        yield Problem(message, "problem" if is_wanted else "note", column=camera)
-        wrong = {}
-    for number, entries in sorted(wrong.items()):
-        frame, relative, cause = min(entries, key=lambda entry: entry[0])
-        message = f"the image of frame {frame} cannot be read: {cause}{_and_more(len(entries))}"
-        yield Problem(message, episode=number, file=relative, column=camera)
-    for size in (size for size in counts if declared and size != declared):
-        number, frame, relative = first_of[size]
-        count = f"{counts[size]} images have" if counts[size] > 1 else "one image has"
-        message = f"info.json says {_pixels(declared)} pixels, {count} another size: frame {frame} is the first"
-        yield Problem(message, "note", number, relative, camera, _pixels(size))
-
-
-def _image_size(cell: Any) -> tuple[int, int]:
-    """Height and width; raises if the image is not whole, which only PNG can tell without decoding."""
-    with open_image(cell) as image:
-        image.verify() if image.format == "PNG" else image.load()
-        return image.height, image.width
+        damaged = [Problem(message, "problem" if is_wanted else "note", column=camera)]
+    yield from damaged
+    for size, number in first_of_size.items():
+        if declared.image_size not in (None, size):
+            message = f"info.json says {_pixels(declared.image_size)} pixels"
+            yield Problem(message, "note", number, None, camera, _pixels(size))
 
 
 def _check_outcomes(dataset: Dataset, config: OutcomeConfig) -> Iterator[Problem]:
@@ -420,7 +353,6 @@ def _check_outcomes(dataset: Dataset, config: OutcomeConfig) -> Iterator[Problem
 
 
 def _check_ranges(dataset: Dataset, names: Sequence[str]) -> Iterator[Problem]:
-    """Dimensions of state and action whose range is degenerate."""
     for name, values in dataset.try_columns([name for name in names if name in dataset.column_names])[0].items():
         if values.dtype.kind not in "biuf" or values.ndim != 2 or not (np.abs(values) <= LARGEST).all():
             continue
@@ -429,7 +361,7 @@ def _check_ranges(dataset: Dataset, names: Sequence[str]) -> Iterator[Problem]:
             continue
         feature = dataset.info.features.get(name)
         titles = _flat_names(feature.names) if feature is not None else []
-        stats = {name: frame_stats(name, values.astype(np.float64), dataset.starts)}
+        stats = {name: compute_norm_stats(values, values, dataset.starts, 1)["state"]}
         for sentence in degenerate_dimensions(stats, {name: titles} if len(titles) == values.shape[1] else None):
             yield Problem(sentence, "note", column=name)
 

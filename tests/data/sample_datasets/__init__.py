@@ -1,6 +1,6 @@
 """Small LeRobot datasets for tests, written without pirl: sound ones, odd ones, and every kind of damage."""
 
-from sample_datasets.broken import BROKEN, fuzz_info
+from sample_datasets.broken import BROKEN
 from sample_datasets.build import (
     build,
     edit_column,
@@ -24,7 +24,6 @@ __all__ = [
     "edit_episodes",
     "edit_info",
     "edit_table",
-    "fuzz_info",
     "info_of",
     "read_bars",
     "set_episode",

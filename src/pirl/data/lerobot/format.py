@@ -81,7 +81,6 @@ class Info:
 
     @property
     def is_v3(self) -> bool:
-        """Whether files hold many episodes."""
         return self.version == "v3.0"
 
 
@@ -299,7 +298,6 @@ class Listing:
 
 
 def read_listing(root: Path, info: Info) -> Listing:
-    """Read the lists of any version."""
     listing = Listing()
     file = "meta/tasks.parquet" if info.is_v3 else "meta/tasks.jsonl"
     for row in _read_list(root, file, listing.problems):

@@ -50,7 +50,6 @@ def column_stats(values: Shaped[np.ndarray, "T n"]) -> Stats:
 
 
 def quantiles(values: Shaped[np.ndarray, "T n"]) -> Stats:
-    """The quantiles of each component."""
     ordered = np.sort(values, axis=0)
     return {name: ordered[rank(percent, len(values)) - 1].astype(np.float64) for name, percent in QUANTILES.items()}
 
@@ -110,8 +109,6 @@ def parquet_bytes(table: pa.Table) -> bytes:
 
 @dataclass(frozen=True)
 class EpisodeRecord:
-    """What the metadata say about an episode."""
-
     index: int
     first_row: int
     length: int
@@ -256,7 +253,6 @@ class MetadataV30(Metadata):
         write_file(self.root / "meta/tasks.parquet", parquet_bytes(table))
 
     def save_stats(self, episode: EpisodeRecord) -> None:
-        """Write stats.json with this episode in it."""
         self._add_stats(episode.stats)
         self._write_stats(self._stats)
 

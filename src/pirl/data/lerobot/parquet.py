@@ -13,7 +13,7 @@ import PIL.Image
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
-from jaxtyping import Int64
+from jaxtyping import Int64, UInt8
 
 from pirl.data.lerobot.format import ParquetDamageError, first_line, pointer_advice, unique_names
 from pirl.errors import DataError
@@ -69,13 +69,6 @@ def read_table(path: Path, names: Sequence[str], most_values: int) -> tuple[pa.T
         return file.read([name for name in names if name in file.schema_arrow.names]), file.schema_arrow
 
 
-def read_all_cells(path: Path, name: str) -> Iterator[Any]:
-    """One column cell by cell, in little memory."""
-    with _opened(path) as file:
-        for batch in file.iter_batches(64, columns=[name]):
-            yield from batch.column(name).to_pylist()
-
-
 class CellReader:
     """Reads some rows of a column, and remembers per thread and column the row group that it read last.
 
@@ -86,7 +79,6 @@ class CellReader:
         self._last = threading.local()
 
     def read(self, path: Path, name: str, rows: Int64[np.ndarray, " rows"]) -> pa.ChunkedArray:
-        """These rows, in this order."""
         known = self._last.__dict__
         with _opened(path) as file:
             ends = np.cumsum([file.metadata.row_group(group).num_rows for group in range(file.num_row_groups)])
@@ -102,9 +94,8 @@ class CellReader:
             return pa.chunked_array(chunks).take(pa.array(positions))
 
 
-@contextmanager
-def open_image(cell: Any) -> Iterator[PIL.Image.Image]:
-    """The image that a cell holds; DataError says why it, or what is done with it, fails."""
+def decode_image(cell: Any) -> UInt8[np.ndarray, "h w 3"]:
+    """The image that a cell holds; DataError says why it cannot be decoded."""
     content = cell.get("bytes") if isinstance(cell, dict) else cell
     if not isinstance(content, bytes):
         path = cell.get("path") if isinstance(cell, dict) else None
@@ -114,7 +105,7 @@ def open_image(cell: Any) -> Iterator[PIL.Image.Image]:
         with PIL.Image.open(io.BytesIO(content), formats=_IMAGE_FORMATS) as image:
             if image.mode == "F" or image.mode.startswith("I"):
                 raise DepthImageError(image.mode, (image.height, image.width))
-            yield image
+            return np.asarray(image.convert("RGB"))
     except DataError:
         raise
     except (OSError, ValueError, SyntaxError, PIL.Image.DecompressionBombError) as error:

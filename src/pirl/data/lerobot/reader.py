@@ -16,7 +16,7 @@ from jaxtyping import Int64, UInt8
 
 from pirl.data.labels import DROPPED_FILE, read_dropped
 from pirl.data.lerobot.format import Info, Listing, read_info, read_listing, resolve_inside
-from pirl.data.lerobot.parquet import CellReader, ColumnError, open_image, read_table, to_numpy
+from pirl.data.lerobot.parquet import CellReader, ColumnError, decode_image, read_table, to_numpy
 from pirl.data.lerobot.rows import Rows, by_episode, read_rows
 from pirl.data.lerobot.video import Segment, decode_frames, find_segments
 from pirl.data.problems import BrokenDatasetError, Problem, format_episodes
@@ -92,7 +92,6 @@ class Dataset:
 
     @property
     def episode_ids(self) -> Int64[np.ndarray, " episodes"]:
-        """LeRobot's number of each episode."""
         return self.rows.episode_ids
 
     @property
@@ -151,7 +150,6 @@ class Dataset:
         return {name: self._columns[name] for name in names if name in self._columns}, problems
 
     def _read_file(self, file: int, names: Sequence[str]) -> tuple[dict[str, np.ndarray], list[Problem]]:
-        """Columns of the rows of one file, in the order of these rows in the dataset."""
         relative, rows = self.rows.files[file], self.rows.rows_of_file[file]
         shapes = {name: self.info.features[name].shape if name in self.info.features else None for name in names}
         widest = max(_MOST_UNDECLARED if shape is None else math.prod(shape) for shape in shapes.values())
@@ -226,7 +224,6 @@ class Dataset:
             raise DataError(f"{self.name}: camera {camera}, episode {number}: {error}") from error
 
     def source_files(self, camera: str) -> list[Path]:
-        """The files that the frames of a camera come from."""
         if self._in_parquet(camera):
             return [self.root / relative for relative in self.rows.files]
         segments, problems = self.segments(camera)
@@ -267,8 +264,7 @@ class Dataset:
                 raise DataError(f"{self.name}: {relative} {error}.") from error
             for cell in cells:
                 try:
-                    with open_image(cell.as_py()) as image:
-                        pixels = np.asarray(image.convert("RGB"))
+                    pixels = decode_image(cell.as_py())
                 except DataError as error:
                     where = f"{self.name}: {relative}, camera {camera}, episode {number}, frame {frame}"
                     raise DataError(f"{where}: the image cannot be decoded: {error}.") from error

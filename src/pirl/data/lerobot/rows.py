@@ -45,12 +45,10 @@ class Rows:
 
     @cached_property
     def rows_of_file(self) -> Sequence[Int64[np.ndarray, " some_rows"]]:
-        """The rows that each file holds, in ascending order."""
         counts = np.bincount(self.file_of_row, minlength=len(self.files))
         return np.split(np.argsort(self.file_of_row, kind="stable"), np.cumsum(counts)[:-1])
 
     def episodes_of_file(self, file: int) -> list[int]:
-        """The numbers of the episodes of which a file holds rows."""
         return [int(self.episode_ids[episode]) for episode, _ in by_episode(self.starts, self.rows_of_file[file])]
 
     def parts(self, episode: int) -> list[tuple[int, Int64[np.ndarray, " some_rows"]]]:
@@ -240,7 +238,6 @@ def _attribute_damage(info: Info, listing: Listing, damaged: Mapping[str, str], 
 
 
 def _listed_file(info: Info, listing: Listing, episode: int) -> str | None:
-    """The data file that v3 lists for an episode."""
     listed = listing.episodes.get(episode)
     return fill(info.data_path, *listed.data_file) if info.is_v3 and listed and listed.data_file else None
 

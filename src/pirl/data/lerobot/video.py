@@ -187,7 +187,6 @@ def _video_file(info: Info, listing: Listing, episode: int, camera: str) -> str 
 
 
 def _open_video(root: Path, relative: str) -> tuple[str, VideoIndex | str]:
-    """Where the file is, and the index of a video or why there is none."""
     try:
         path = resolve_inside(root, relative, links=True)
         # Seen in hand-made data: the directory is called video, info.json says videos.

@@ -206,7 +206,11 @@ class DatasetWriter:
         found = self._read_info()
         for key, declared in self._info().items():
             if not key.startswith("total_") and key != "splits" and found.get(key) != declared:
-                raise DataError(f"{self.root} cannot be continued: {_difference(key, found.get(key), declared)}")
+                name, there = key, found.get(key)
+                if isinstance(there, dict) and isinstance(declared, dict):
+                    name = next(name for name in {**there, **declared} if there.get(name) != declared.get(name))
+                    there, declared = there.get(name), declared.get(name)
+                raise DataError(f"{self.root} cannot be continued: {name} is {there!r} there, and {declared!r} here")
         try:
             episodes, frames, tasks = (int(found[f"total_{name}"]) for name in ("episodes", "frames", "tasks"))
             if (stray := self._path(self._metadata.data_path, episodes + 1)).exists():
@@ -224,15 +228,6 @@ class DatasetWriter:
         self._path(self._metadata.data_path, episodes).unlink(missing_ok=True)
         for partial in self.root.rglob(_PARTIAL):
             partial.unlink()
-
-
-def _difference(key: str, found: Any, declared: Any) -> str:
-    """What differs between the dataset and the declaration, down to the feature and its field."""
-    if isinstance(found, dict) and isinstance(declared, dict):
-        for name in {**found, **declared}:
-            if found.get(name) != declared.get(name):
-                return _difference(f"{key} / {name}", found.get(name), declared.get(name))
-    return f"{key} is {found!r} there, and {declared!r} here"
 
 
 def _declare_features(features: Mapping[str, Mapping[str, Any]], fps: int, codec: Codec) -> Features:
@@ -262,7 +257,6 @@ def _declare_features(features: Mapping[str, Mapping[str, Any]], fps: int, codec
 
 
 def _feature_complaint(name: str, dtype: str | None, shape: tuple[int, ...], codec: Codec) -> str | None:
-    """Why a feature cannot be stored, if so."""
     if not name or any(part in name for part in ("/", "\\", "..", "\0")):
         return "a name becomes part of file names and must not contain / or .."
     if name in DEFAULT_COLUMNS:
@@ -273,16 +267,14 @@ def _feature_complaint(name: str, dtype: str | None, shape: tuple[int, ...], cod
     if len(shape) != (3 if is_camera else 1) or min(shape) < 1 or (is_camera and shape[2] != 3):
         wanted = "(height, width, 3)" if is_camera else "(width,)"
         return f"the shape of {dtype} should be {wanted}, got {shape}"
-    if dtype == "video" and (shape[0] % 2 or shape[1] % 2):
-        return (
-            f"video keeps color for 2 × 2 pixels, so height and width must be even, got {shape[0]} × {shape[1]}; crop or "
-            "resize the frames, or store them with dtype 'image'"
-        )
-    if dtype == "video" and min(shape[:2]) < (side := SMALLEST_SIDE[codec]):
-        return (
-            f"{codec} needs frames of at least {side} × {side}, got {shape[0]} × {shape[1]}; enlarge them, choose codec "
-            "'h264', or store them with dtype 'image'"
-        )
+    if dtype == "video":
+        height, width, _ = shape
+        side = SMALLEST_SIDE[codec]
+        if height % 2 or width % 2 or min(height, width) < side:
+            return (
+                f"{codec} needs height and width to be even and at least {side}, got {height} × {width}; resize the "
+                "frames, or store them with dtype 'image'"
+            )
     return None
 
 
@@ -292,10 +284,8 @@ def _check_columns(columns: Mapping[str, np.ndarray], features: Features, episod
     Floats are rounded to the declared precision; everything else must fit exactly.
     """
     expected = [name for name in features if name not in DEFAULT_COLUMNS]
-    if missing := [name for name in expected if name not in columns]:
-        raise DataError(f"episode {episode}: no column for {', '.join(map(repr, missing))}; given: {sorted(columns)}")
-    if unknown := [name for name in columns if name not in expected]:
-        raise DataError(f"episode {episode}: unknown columns {', '.join(map(repr, unknown))}; declared: {expected}")
+    if set(columns) != set(expected):
+        raise DataError(f"episode {episode}: expected the columns {sorted(expected)}, got {sorted(columns)}")
     checked = {}
     for name in expected:
         try:
@@ -303,33 +293,31 @@ def _check_columns(columns: Mapping[str, np.ndarray], features: Features, episod
         except DataError as error:
             raise DataError(f"episode {episode}, feature {name!r}: {error}") from None
     lengths = {name: len(column) for name, column in checked.items()}
-    if len(set(lengths.values())) > 1:
+    if len(set(lengths.values())) != 1 or 0 in lengths.values():
         raise DataError(f"episode {episode}: every column needs a row for every frame, but their lengths are {lengths}")
-    if not lengths or not min(lengths.values()):
-        raise DataError(f"episode {episode}: there are no frames")
     return checked
 
 
 def _check_column(values: np.ndarray, feature: dict[str, Any]) -> np.ndarray:
     shape = tuple(feature["shape"])
+    is_camera = feature["dtype"] in CAMERA_DTYPES
+    dtype = np.dtype("uint8" if is_camera else feature["dtype"])
     if shape == (1,) and values.ndim == 1:
         values = values[:, None]
     if values.shape[1:] != shape or not values.ndim:
         raise DataError(f"expected the shape {('T', *shape)}, got {values.shape}")
-    if feature["dtype"] in CAMERA_DTYPES:
-        if values.dtype != np.uint8:
-            raise DataError(f"expected frames of uint8 in [0, 255], got {values.dtype}")
+    if values.dtype == np.uint8 and is_camera:
         return values
-    dtype = np.dtype(feature["dtype"])
-    if values.dtype.kind not in _ACCEPTED[dtype.kind]:
+    if is_camera or values.dtype.kind not in _ACCEPTED[dtype.kind]:
         raise DataError(f"expected {dtype}, got {values.dtype}")
     with np.errstate(over="ignore", invalid="ignore"):
         cast = values.astype(dtype)
         fits = np.isfinite(cast) if values.dtype.kind == "f" else cast.astype(values.dtype) == values
     if not fits.all():
-        frame, component = np.argwhere(~fits)[0].tolist()
-        wanted = "finite numbers" if values.dtype.kind == "f" else f"numbers that fit {dtype}"
-        raise DataError(f"expected {wanted}, got {values[frame, component]} at frame {frame}, component {component}")
+        frame = int(np.argwhere(~fits)[0][0])
+        raise DataError(
+            f"expected finite numbers that fit {dtype}, got {values[frame][~fits[frame]][0]} at frame {frame}"
+        )
     return cast
 
 
