@@ -165,11 +165,9 @@ class Soak:
             return [f"what it saved cannot be read: {error!s:.300}"]
 
     def _remember(self, done: Round, segments: list[Segment]) -> None:
-        """The peak of the process that came to the end, if it made most of the run."""
         last, total = segments[-1], lines_in(self.reference(done.learner))
-        if done.complaints or not last.memory or last.first_line > total / 2:
-            return
-        done.peaks = [((time.monotonic() - self._began) / 3600, max(mib for _, mib in last.memory))]
+        if not done.complaints and last.memory and last.first_line <= total / 2:
+            done.peak = max(mib for _, mib in last.memory)
 
     def _start(self, learner: str, run: Path, log: Path) -> Segment:
         # A run that died before it took its lock has not begun.

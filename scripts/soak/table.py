@@ -1,7 +1,7 @@
 """What a soak has found so far, as a table, as JSON, and as what memory did."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -34,7 +34,7 @@ class Round:
     missed: list[str] = field(default_factory=list)
     differences: list[str] = field(default_factory=list)
     leftovers: list[str] = field(default_factory=list)
-    peaks: list[tuple[float, float]] = field(default_factory=list)  # hours since the soak began, MiB
+    peak: float | None = None  # MiB of the process that came to the end, if it made most of the run
 
     @property
     def is_fine(self) -> bool:
@@ -86,9 +86,10 @@ class Tally:
 
     def summary(self, kinds: Sequence[str]) -> dict[str, Any]:
         """Everything that counts, as plain data."""
-        by_learner: dict[str, list[tuple[float, float]]] = {}
+        peaks: dict[str, int] = {}
         for done in self.rounds:
-            by_learner.setdefault(done.learner, []).extend(done.peaks)
+            if done.peak is not None:
+                peaks[done.learner] = max(peaks.get(done.learner, 0), round(done.peak))
         return {
             "name": "soak",
             "minutes": round(self.minutes, 1),
@@ -101,14 +102,13 @@ class Tally:
             "bit_equal_runs": sum(done.is_fine for done in self.rounds),
             "remarks": sum(len(done.remarks) for done in self.rounds),
             "leftovers": sum(len(done.leftovers) for done in self.rounds),
-            "peak_mib": {name: round(max(mib for _, mib in peaks)) for name, peaks in by_learner.items() if peaks},
-            "peak_slope_mib_per_hour": slope(by_learner),
+            "peak_mib": peaks,
             "long_runs": {
                 name: {
                     "minutes": round(60 * run.memory[-1][0], 1) if run.memory else 0.0,
                     "lines": run.lines,
                     "ended_with": run.ended_with,
-                    "slope_mib_per_hour": slope({name: run.settled}),
+                    "slope_mib_per_hour": slope(run.settled),
                 }
                 for name, run in self.long_runs.items()
             },
@@ -129,8 +129,8 @@ class Tally:
             f"{facts['minutes']:.0f} minutes, seed {self.seed}: {facts['bit_equal_runs']} of {facts['rounds']} runs "
             f"ended bit-equal. {facts['missed']} faults came too late, and are not counted.",
             "",
-            f"Peak of the resident memory: {peaks or 'not measured'}. Slope of the peaks over the rounds: "
-            f"{_shown(facts['peak_slope_mib_per_hour'])}. Processes and files left behind: {facts['leftovers']}.",
+            f"Peak of the resident memory: {peaks or 'not measured'}. Processes and files left behind: "
+            f"{facts['leftovers']}.",
             "",
         ]
         if self.long_runs:
@@ -157,16 +157,12 @@ class Tally:
         write_file(out / "memory.json", json.dumps(memory) + "\n")
 
 
-def slope(groups: Mapping[str, Sequence[tuple[float, float]]]) -> float | None:
-    """Least squares of y over x, the same for all groups, each with a level of its own; None if there is no telling."""
-    left, right = [], []
-    for points in groups.values():
-        if points:
-            x, y = np.asarray(points, np.float64).T
-            left.append(x - x.mean())
-            right.append(y - y.mean())
-    x, y = (np.concatenate(parts) if parts else np.zeros(0) for parts in (left, right))
-    return round(float(x @ y / (x @ x)), 1) if x.size > 2 and x @ x > 0 else None
+def slope(points: Sequence[tuple[float, float]]) -> float | None:
+    """Least squares; None if there are too few points."""
+    if len(points) < 3:
+        return None
+    hours, mib = np.asarray(points, np.float64).T
+    return round(float(np.polyfit(hours, mib, 1)[0]), 1)
 
 
 def _shown(value: float | None) -> str:
