@@ -79,7 +79,7 @@ def start_policy(shared_directory) -> Path:
 
 
 @pytest.fixture
-def practise(start_policy, tmp_path, monkeypatch, toy, one_device):
+def ript_config(start_policy, tmp_path, monkeypatch, toy, one_device):
     """RIPT's demo with a toy in an environment of chance: four small iterations, with changes."""
     from pirl.config import check_config, get_config, override_config
 

@@ -238,7 +238,7 @@ def test_a_first_host_that_does_not_answer_is_named_in_time(data, tmp_path):
 # --- shares of batches ------------------------------------------------------------------------------------------------
 
 
-def test_the_shares_of_a_rollout_batch_are_the_batch(practise, tmp_path, monkeypatch):
+def test_the_shares_of_a_rollout_batch_are_the_batch(ript_config, tmp_path, monkeypatch):
     from pirl.training.checkpoints import Checkpoints
     from pirl.training.rollout_stream import RolloutStream
     from pirl.training.train import train
@@ -267,7 +267,7 @@ def test_the_shares_of_a_rollout_batch_are_the_batch(practise, tmp_path, monkeyp
         return batch
 
     monkeypatch.setattr(RolloutStream, "draw", draw)
-    assert train(practise(rollout__iterations=1), exp_name="run") == 0
+    assert train(ript_config(rollout__iterations=1), exp_name="run") == 0
     assert len(shared) > 1
 
 

@@ -20,6 +20,7 @@ from pirl.models import get_parameters
 from pirl.training import sharding
 from pirl.training.checkpoints import Checkpoints
 from pirl.training.inspect import (
+    Difference,
     compare_states,
     describe,
     left_whole,
@@ -174,17 +175,15 @@ def test_a_policy_is_inspected_and_compared_like_a_state(run, learner):
     assert all(part.largest == 0 for part in found.parts)
 
 
-def test_numbers_that_are_not_finite_make_an_infinite_difference_only_on_one_side(run, monkeypatch):
-    state = open_state(run, 10)
+def test_numbers_that_are_not_finite_make_an_infinite_difference_only_on_one_side():
+    def difference(first, second):
+        part = Difference("x")
+        part.add(np.array(first, np.float32), np.array(second, np.float32))
+        return part
 
-    def parts(first, second):
-        values = iter([np.asarray(first, np.float32), np.asarray(second, np.float32)])
-        monkeypatch.setattr("pirl.training.inspect._read", lambda state, path: next(values))
-        return compare_states(state, state, depth=9, of=MOVED, against=MOVED).parts[0]
-
-    assert parts([np.nan, 1.0], [np.nan, 3.0]).largest == 2
-    assert parts([np.nan, 1.0], [2.0, 1.0]).largest == np.inf
-    assert parts([np.nan, 1.0], [2.0, 1.0]).to_json()["max_difference"] is None
+    assert difference([np.nan, 1.0], [np.nan, 3.0]).largest == 2
+    assert difference([np.nan, 1.0], [2.0, 1.0]).largest == np.inf
+    assert difference([np.nan, 1.0], [2.0, 1.0]).to_json()["max_difference"] is None
 
 
 def test_the_command_prints_and_writes_it(run, tmp_path, capsys, monkeypatch):

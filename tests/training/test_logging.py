@@ -125,20 +125,22 @@ def test_adding_does_not_wait_for_the_device(tmp_path: Path) -> None:
         assert log.flush(2) == {"loss": 1.0}
 
 
-class FakeService:
+class FakeService(types.ModuleType):
     """W&B's or Trackio's module, as far as it is used: keeps what it is told."""
 
     class Error(Exception):
         pass
 
-    def __init__(self, refuses: bool = False):
+    url = "https://example.org/run"
+
+    def __init__(self, name: str, monkeypatch: pytest.MonkeyPatch, refuses: bool = False):
+        super().__init__(name)
+        self.__spec__ = importlib.machinery.ModuleSpec(name, None, origin="made for a test")
         self.runs: list[dict[str, Any]] = []
         self.logged: list[tuple[int, dict[str, float]]] = []
-        self.finished = 0
-        self.refuses = refuses
-        self.url = "https://example.org/run"
-        self.step = 0
         self.axes: dict[str, str | None] = {}
+        self.finished, self.step, self.refuses = 0, 0, refuses
+        monkeypatch.setitem(sys.modules, name, self)
 
     def Settings(self, **options: Any) -> dict[str, Any]:
         return options
@@ -154,8 +156,7 @@ class FakeService:
         self.axes[name] = step_metric
 
     def log(self, values: dict[str, float], step: int | None = None) -> None:
-        if step is None:
-            step = self.step + 1
+        step = self.step + 1 if step is None else step
         if step >= self.step:  # what is behind is not taken
             self.step = step
             self.logged.append((int(values.pop("step", step)), values))
@@ -164,20 +165,11 @@ class FakeService:
         self.finished += 1
 
 
-def install(monkeypatch: pytest.MonkeyPatch, name: str, service: FakeService) -> None:
-    module = types.ModuleType(name)
-    module.__spec__ = importlib.machinery.ModuleSpec(name, None, origin="made for a test")
-    for attribute in ("init", "finish", "Settings", "Error"):
-        setattr(module, attribute, getattr(service, attribute))
-    monkeypatch.setitem(sys.modules, name, module)
-
-
 @pytest.mark.parametrize("config", [{"wandb": "offline"}, {"trackio": True}])
 def test_trackers_get_what_the_files_get_and_resume_the_same_run(
     config: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    service = FakeService()
-    install(monkeypatch, "trackio" if "trackio" in config else "wandb", service)
+    service = FakeService("trackio" if "trackio" in config else "wandb", monkeypatch)
     trackers = LoggingConfig(tensorboard=False, project="folding", **config)
     run = tmp_path / "fold1"
     with closing(MetricsLog(run, trackers, hyperparameters={"seed": 3})) as log:
@@ -192,38 +184,33 @@ def test_trackers_get_what_the_files_get_and_resume_the_same_run(
         log.write(20, {"eval/success": 0.75})
     assert service.logged[2:] == [(20, {"eval/success": 0.75})]
     first, second = service.runs
-    assert first["project"] == "folding"
-    assert first["name"] == second["name"] == "fold1"
+    assert (first["project"], first["name"], second["name"]) == ("folding", "fold1", "fold1")
     assert first["config"] == {"seed": 3}
-    if "wandb" in config:
-        assert first["id"] == second["id"]
-        assert first["mode"] == config["wandb"]
-        MetricsLog(tmp_path / "fold2", trackers).close()
-        assert service.runs[2]["id"] != first["id"]
-    else:
+    if "trackio" in config:
         assert (first["resume"], second["resume"]) == ("never", "allow")
+        return
+    assert first["id"] == second["id"]
+    assert first["mode"] == config["wandb"]
+    MetricsLog(tmp_path / "fold2", trackers).close()
+    assert service.runs[2]["id"] != first["id"]
 
 
 def test_wandb_shows_what_a_run_measured_after_it_went_back(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    service = FakeService()
-    install(monkeypatch, "wandb", service)
-    with closing(MetricsLog(tmp_path / "fold1", LoggingConfig(tensorboard=False, wandb="online"))) as log:
+    service, config = FakeService("wandb", monkeypatch), LoggingConfig(tensorboard=False, wandb="online")
+    with closing(MetricsLog(tmp_path / "fold1", config)) as log:
         log.write(10, {"loss": 1.0})
         position = log.position()
         log.write(20, {"loss": 9.0})
-    with closing(MetricsLog(tmp_path / "fold1", LoggingConfig(tensorboard=False, wandb="online"), position)) as log:
+    with closing(MetricsLog(tmp_path / "fold1", config, position)) as log:
         log.write(15, {"loss": 2.0})
         log.write_timing(15, {"steps_per_second": 4.0})
         log.write(20, {"loss": 3.0})
     curve = [(step, values["loss"]) for step, values in service.logged if "loss" in values]
     assert curve == [(10, 1.0), (20, 9.0), (15, 2.0), (20, 3.0)]
     assert service.axes == {"step": None, "*": "step"}
-
-
-def test_what_wandb_refuses_is_said_with_a_remedy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    install(monkeypatch, "wandb", FakeService(refuses=True))
+    FakeService("wandb", monkeypatch, refuses=True)
     with pytest.raises(ConfigError, match="no API key.*wandb login.*offline"):
-        MetricsLog(tmp_path, LoggingConfig(tensorboard=False, wandb="online"))
+        MetricsLog(tmp_path, config)
 
 
 def test_tensorboard_shows_every_step_once_after_a_resume(tmp_path: Path) -> None:

@@ -4,16 +4,13 @@ import json
 import os
 import random
 import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
 import toy_learner
-from training_runs import assert_same_run, once, pirl_command, values_of
+from training_runs import QUICK, assert_same_run, finish, kill_when, lines_in, once, pirl_command, start, values_of
 
 from pirl.data import PolicyIO
 from pirl.envs.policy import load_trained_policy
@@ -23,37 +20,13 @@ from pirl.training.inspect import load_agent
 
 TOY_OPTIONS = ("--steps", 24, "--online.env-steps", 60, "--online.utd-ratio", 0.25, "--online.capacity", 40)
 TOY_OPTIONS += ("--checkpoints.every", 8, "--validation-every", 8, "--evaluation.every", 16, "--logging.every", 3)
-# One device, quickly compiled; one update at a time, so that both phases share a program.
-QUICK = {"XLA_FLAGS": " ".join(flag for flag in os.environ["XLA_FLAGS"].split() if "device_count" not in flag)}
+# One update at a time, so that both phases share a program.
 DEBUG_OPTIONS = ("--agent.critic-warmup-steps", 0, "--online.updates-per-scan", 1)
+PIRL, TOY = ("-m", "pirl.cli.main"), (toy_learner.__file__,)
 
 
-def start(run: Path, data: Path, *options, program=(toy_learner.__file__,), **environment) -> subprocess.Popen[str]:
-    """`pirl train debug` in a process of its own."""
-    place = ("--exp-name", run.name, "--runs-dir", run.parent, "--data.repo-id", data)
-    command = [sys.executable, *program, "train", "debug", *place, *options]
-    caches = {"PIRL_CACHE": str(data.parent / "cache"), "JAX_COMPILATION_CACHE_DIR": str(data.parent / "compiled")}
-    caches["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"  # all that is compiled is kept, however slow the machine
-    return subprocess.Popen(
-        list(map(str, command)), env={**os.environ, **caches, **environment}, stderr=subprocess.PIPE, text=True
-    )
-
-
-def finish(process: subprocess.Popen[str]) -> tuple[int, str]:
-    _, said = process.communicate(timeout=600)
-    assert "Traceback" not in said, said
-    return process.returncode, said
-
-
-def wait_for(process: subprocess.Popen[str], condition) -> None:
-    """Until it is so, or the process has ended."""
-    while process.poll() is None and not condition():
-        time.sleep(0.002)
-
-
-def lines_in(run: Path) -> int:
-    file = run / "metrics.jsonl"
-    return file.read_bytes().count(b"\n") if file.exists() else 0
+def begin(run, data, *options, program=TOY, **environment):
+    return start(run, data.parent, "debug", program, "--data.repo-id", data, *options, **QUICK | environment)
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +34,7 @@ def toy_reference(data, shared_directory):
     """A run that nobody disturbed, and its last step."""
 
     def make(out: Path) -> None:
-        code, said = finish(start(out, data, *TOY_OPTIONS, **QUICK))
+        code, said = finish(begin(out, data, *TOY_OPTIONS))
         assert code == 0, said
 
     run = once(shared_directory / "toy_reference", make)
@@ -75,12 +48,9 @@ def test_killed_at_random_moments_it_comes_to_the_same_bits(data, toy_reference,
     moments = [lambda: (run / "checkpoints" / "state").is_dir() and any(run.glob("checkpoints/state/.*.partial"))]
     moments += [lambda limit=limit: lines_in(run) >= limit for limit in (chance.randrange(total // 2), total - 4)]
     for number, moment in enumerate(moments):
-        process = start(run, data, *TOY_OPTIONS, *(("--resume",) if number else ()), **QUICK)
-        wait_for(process, moment)
-        time.sleep(0.05 * chance.random())
-        process.kill()
-        finish(process)
-    assert finish(start(run, data, *TOY_OPTIONS, "--resume", **QUICK))[0] == 0
+        process = begin(run, data, *TOY_OPTIONS, *(("--resume",) if number else ()))
+        kill_when(process, moment, 0.05 * chance.random())
+    assert finish(begin(run, data, *TOY_OPTIONS, "--resume"))[0] == 0
     assert_same_run(run, reference, last)
     assert len(json.loads((run / "metadata.json").read_text())["resumed"]) == 3
 
@@ -88,15 +58,15 @@ def test_killed_at_random_moments_it_comes_to_the_same_bits(data, toy_reference,
 def test_sigterm_and_ctrl_c_save_and_the_run_goes_on_to_the_same_bits(data, toy_reference, tmp_path):
     reference, last = toy_reference
     run, resumed = tmp_path / "run", ()
-    # Amid the offline updates, and amid those of practice.
+    # Amid the offline updates, and amid the online ones.
     for number, lines, code in ((signal.SIGTERM, 8, 0), (signal.SIGINT, 18, 130)):
-        ended, said = finish(start(run, data, *TOY_OPTIONS, *resumed, TOY_SIGNAL=f"{number:d} {lines}", **QUICK))
+        ended, said = finish(begin(run, data, *TOY_OPTIONS, *resumed, TOY_SIGNAL=f"{number:d} {lines}"))
         assert ended == code
         assert "continue with --resume" in said
         resumed = ("--resume",)
         stopped = max(map(int, os.listdir(run / "checkpoints" / "state")))
         assert 0 < stopped < 24 if number == signal.SIGTERM else 24 < stopped < last
-    ended, said = finish(start(run, data, *TOY_OPTIONS, *resumed, **QUICK))
+    ended, said = finish(begin(run, data, *TOY_OPTIONS, *resumed))
     assert ended == 0
     assert "resuming from step" in said
     assert_same_run(run, reference, last)
@@ -110,8 +80,8 @@ def debug_run(data, shared_directory):
     """The debug preset, undisturbed and from a cold start; with what it said, and next to it what it compiled."""
 
     def make(out: Path) -> None:
-        settings = {**QUICK, "JAX_COMPILATION_CACHE_DIR": f"{out}_compiled"}
-        code, said = finish(start(out, data, *DEBUG_OPTIONS, program=("-m", "pirl.cli.main"), **settings))
+        settings = {"JAX_COMPILATION_CACHE_DIR": f"{out}_compiled"}
+        code, said = finish(begin(out, data, *DEBUG_OPTIONS, program=PIRL, **settings))
         assert code == 0, said
         (out / "said.txt").write_text(said)
 
@@ -125,13 +95,11 @@ def test_the_debug_preset_killed_and_resumed_comes_to_the_same_bits_and_compiles
     reference, last = debug_run
     # No other test compiles into this directory. A copy would not do: its path is part of what programs are found by.
     run, cache = tmp_path / "run", f"{reference}_compiled"
-    compiled, settings = set(os.listdir(cache)), {**QUICK, "JAX_COMPILATION_CACHE_DIR": cache}
+    compiled, settings = set(os.listdir(cache)), {"JAX_COMPILATION_CACHE_DIR": cache}
     assert any(name.startswith("jit_update-") for name in compiled)
-    process = start(run, data, *DEBUG_OPTIONS, program=("-m", "pirl.cli.main"), **settings)
-    wait_for(process, lambda: lines_in(run) >= 9)
-    process.kill()
-    finish(process)
-    process = start(run, data, *DEBUG_OPTIONS, "--resume", program=("-m", "pirl.cli.main"), **settings)
+    process = begin(run, data, *DEBUG_OPTIONS, program=PIRL, **settings)
+    kill_when(process, lambda: lines_in(run) >= 9)
+    process = begin(run, data, *DEBUG_OPTIONS, "--resume", program=PIRL, **settings)
     assert finish(process)[0] == 0
     assert_same_run(run, reference, last)
     new = {name for name in set(os.listdir(cache)) - compiled if name.endswith("-cache")}
@@ -164,7 +132,7 @@ def test_eight_devices_learn_the_same_as_one(data, debug_run, tmp_path):
     reference, _ = debug_run
     flags = f"{QUICK['XLA_FLAGS']} --xla_force_host_platform_device_count=8"
     options = (*DEBUG_OPTIONS, "--fsdp-devices", 2)
-    process = start(tmp_path / "run", data, *options, program=("-m", "pirl.cli.main"), XLA_FLAGS=flags)
+    process = begin(tmp_path / "run", data, *options, program=PIRL, XLA_FLAGS=flags)
     assert finish(process)[0] == 0
     for name in ("loss", "critic/loss", "grad_norm/policy"):
         one, eight = values_of(reference, name), values_of(tmp_path / "run", name)

@@ -6,16 +6,13 @@ import json
 import os
 import random
 import signal
-import subprocess
-import sys
-import time
 from collections import Counter
 
 import numpy as np
 import pytest
 import toy_learner
 from fair_env import CROWDED, Fair
-from training_runs import RIPT_TOY, assert_same_run, read_metrics, values_of
+from training_runs import QUICK, RIPT_TOY, assert_same_run, finish, kill_when, lines_in, read_metrics, start, values_of
 
 from pirl.cli.main import main
 from pirl.data import ReplayBuffer, open_dataset
@@ -67,35 +64,13 @@ def poisoned(batch):
 # --- killed, stopped, resumed -----------------------------------------------------------------------------------------
 
 
-def start(run, start_policy, *options, **environment):
+def begin(run, start_policy, *options, **environment):
     """The toy's run in a process of its own."""
     given = {**RIPT_TOY, "env.slow": 0.002, "rollout.save_dataset": True, "rollout.iterations": 5}
     flags = [text for name, value in given.items() for text in (f"--{name.replace('_', '-')}", str(value).lower())]
     flags[flags.index("--env.id") + 1] = RIPT_TOY["env.id"]
-    place = ["--exp-name", run.name, "--runs-dir", str(run.parent), "--checkpoint", str(start_policy)]
-    settings = {"PIRL_CACHE": str(start_policy.parent / "cache"), "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
-    settings["XLA_FLAGS"] = " ".join(flag for flag in os.environ["XLA_FLAGS"].split() if "device_count" not in flag)
-    command = [sys.executable, toy_learner.__file__, "train", "demo_ript", *place, *flags, *options]
-    return subprocess.Popen(command, env={**os.environ, **settings, **environment}, stderr=subprocess.PIPE, text=True)
-
-
-def finish(process):
-    _, said = process.communicate(timeout=300)
-    assert "Traceback" not in said, said
-    return process.returncode, said
-
-
-def kill_when(process, moment, delay=0.0):
-    while process.poll() is None and not moment():
-        time.sleep(0.001)
-    time.sleep(delay)
-    process.kill()
-    finish(process)
-
-
-def lines_in(run):
-    file = run / "metrics.jsonl"
-    return file.read_bytes().count(b"\n") if file.exists() else 0
+    flags += ["--checkpoint", str(start_policy), *options]
+    return start(run, start_policy.parent, "demo_ript", (toy_learner.__file__,), *flags, **QUICK | environment)
 
 
 def labels(directory):
@@ -111,42 +86,42 @@ def assert_same_rollouts(run, reference):
     assert labels(run / "rollouts") == labels(reference / "rollouts")
 
 
-def undisturbed(practise, tmp_path):
-    config = practise(env__slow=0.002, rollout__save_dataset=True, rollout__iterations=5)
+def undisturbed(ript_config, tmp_path):
+    config = ript_config(env__slow=0.002, rollout__save_dataset=True, rollout__iterations=5)
     assert train(config, exp_name="reference") == 0
     return tmp_path / "reference"
 
 
-def test_killed_in_rollouts_and_updates_it_comes_to_the_same_bits(practise, start_policy, tmp_path):
-    reference, run = undisturbed(practise, tmp_path), tmp_path / "run"
+def test_killed_in_rollouts_and_updates_it_comes_to_the_same_bits(ript_config, start_policy, tmp_path):
+    reference, run = undisturbed(ript_config, tmp_path), tmp_path / "run"
     # The log of an iteration begins when its rollouts end, and ends when its updates do.
     ends = [number for number, line in enumerate(read_metrics(reference), 1) if "rollout/drift" in line]
-    kill_when(start(run, start_policy), lambda: lines_in(run) >= ends[1] + 1, 0.03)
-    killed = finish(start(run, start_policy, "--resume", TOY_SIGNAL=f"{signal.SIGKILL:d} {ends[3] - 2}"))
+    kill_when(begin(run, start_policy), lambda: lines_in(run) >= ends[1] + 1, 0.03)
+    killed = finish(begin(run, start_policy, "--resume", TOY_SIGNAL=f"{signal.SIGKILL:d} {ends[3] - 2}"))
     assert killed[0] == -signal.SIGKILL
     assert lines_in(run) < lines_in(reference), "it was killed before its end"
-    assert finish(start(run, start_policy, "--resume"))[0] == 0
+    assert finish(begin(run, start_policy, "--resume"))[0] == 0
     assert_same_run(run, reference, last_step(reference))
     assert_same_rollouts(run, reference)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
-def test_killed_at_random_moments_it_comes_to_the_same_bits(practise, start_policy, tmp_path, seed):
-    reference, run, chance = undisturbed(practise, tmp_path), tmp_path / "run", random.Random(seed)
+def test_killed_at_random_moments_it_comes_to_the_same_bits(ript_config, start_policy, tmp_path, seed):
+    reference, run, chance = undisturbed(ript_config, tmp_path), tmp_path / "run", random.Random(seed)
     saving = [lambda: any(run.glob("checkpoints/state/.*.partial")), lambda: any(run.glob("checkpoints/policy/.*"))]
     saving += [lambda: any((run / "replay").glob("*"))]
     moments = [*saving, *(lambda limit=limit: lines_in(run) >= limit for limit in (3, 9, 15, 20))]
     for number, moment in enumerate(moments):
-        process = start(run, start_policy, *(("--resume",) if number else ()))
+        process = begin(run, start_policy, *(("--resume",) if number else ()))
         kill_when(process, moment, 0.1 * chance.random())
-    assert finish(start(run, start_policy, "--resume"))[0] == 0
+    assert finish(begin(run, start_policy, "--resume"))[0] == 0
     assert_same_run(run, reference, last_step(reference))
     assert_same_rollouts(run, reference)
 
 
-def test_stopped_within_an_iteration_it_saves_and_goes_on_to_the_same_bits(practise, tmp_path, at_batch, capsys):
-    config, run = practise(checkpoints__every=2), tmp_path / "run"
+def test_stopped_within_an_iteration_it_saves_and_goes_on_to_the_same_bits(ript_config, tmp_path, at_batch, capsys):
+    config, run = ript_config(checkpoints__every=2), tmp_path / "run"
     train(config, exp_name="reference")
     made, resume = last_step(tmp_path / "reference"), False
     for number, code, step in ((signal.SIGTERM, 0, 6), (signal.SIGINT, 130, 10)):
@@ -160,8 +135,11 @@ def test_stopped_within_an_iteration_it_saves_and_goes_on_to_the_same_bits(pract
     assert_same_run(run, tmp_path / "reference", made)
 
 
-def test_stopped_among_rollouts_it_saves_at_once_and_rolls_out_again(practise, tmp_path, monkeypatch, capsys):
-    config, run = practise(rollout__save_dataset=True, rollout__recheck=False, checkpoints__every=9), tmp_path / "run"
+def test_stopped_among_rollouts_it_saves_at_once_and_rolls_out_again(ript_config, tmp_path, monkeypatch, capsys):
+    config, run = (
+        ript_config(rollout__save_dataset=True, rollout__recheck=False, checkpoints__every=9),
+        tmp_path / "run",
+    )
     train(config, exp_name="reference")
     second = [*values_of(tmp_path / "reference", "rollout/drift")][1]
     steps_since = []
@@ -184,15 +162,15 @@ def test_stopped_among_rollouts_it_saves_at_once_and_rolls_out_again(practise, t
     assert_same_rollouts(run, tmp_path / "reference")
 
 
-def test_more_iterations_go_on_as_if_they_had_been_asked_for_at_once(practise, tmp_path):
-    train(practise(rollout__iterations=1), exp_name="run")
-    train(practise(rollout__iterations=3), exp_name="run", resume=True)
-    train(practise(rollout__iterations=3), exp_name="reference")
+def test_more_iterations_go_on_as_if_they_had_been_asked_for_at_once(ript_config, tmp_path):
+    train(ript_config(rollout__iterations=1), exp_name="run")
+    train(ript_config(rollout__iterations=3), exp_name="run", resume=True)
+    train(ript_config(rollout__iterations=3), exp_name="reference")
     assert_same_run(tmp_path / "run", tmp_path / "reference", last_step(tmp_path / "reference"))
 
 
-def test_evaluations_and_checkpoints_count_iterations(practise, tmp_path):
-    config = practise(evaluation__every=2, evaluation__episodes=4, checkpoints__every=2, checkpoints__max_to_keep=9)
+def test_evaluations_and_checkpoints_count_iterations(ript_config, tmp_path):
+    config = ript_config(evaluation__every=2, evaluation__episodes=4, checkpoints__every=2, checkpoints__max_to_keep=9)
     train(config, exp_name="run")
     run = tmp_path / "run"
     ends = [*values_of(run, "rollout/drift")]
@@ -205,12 +183,12 @@ def test_evaluations_and_checkpoints_count_iterations(practise, tmp_path):
 
 
 def test_after_a_collapse_it_goes_back_to_the_last_good_policy_and_on_with_other_rollouts(
-    practise, tmp_path, monkeypatch, capsys
+    ript_config, tmp_path, monkeypatch, capsys
 ):
     run = tmp_path / "run"
     # Who has made so many updates succeeds no more; but only until the run has gone back.
     monkeypatch.setattr(Fair, "fails", staticmethod(lambda seed, updates: updates >= 10 and not rollbacks(run)))
-    assert train(practise(**WATCHED, rollout__save_dataset=True), exp_name="run") == 0
+    assert train(ript_config(**WATCHED, rollout__save_dataset=True), exp_name="run") == 0
     (entry,) = rollbacks(run)
     assert entry["to"] < 10 <= entry["from"]
     assert "success has collapsed: 0.0 % of the attempts" in entry["reason"]
@@ -227,10 +205,10 @@ def test_after_a_collapse_it_goes_back_to_the_last_good_policy_and_on_with_other
 
 
 def test_a_run_that_was_stopped_within_an_iteration_goes_back_to_what_needs_no_attempts(
-    practise, tmp_path, monkeypatch, at_batch
+    ript_config, tmp_path, monkeypatch, at_batch
 ):
     run = tmp_path / "run"
-    config = practise(**WATCHED)
+    config = ript_config(**WATCHED)
     at_batch[6] = lambda batches: os.kill(os.getpid(), signal.SIGTERM)
     train(config, exp_name="run")
     first, before, within = saved(run)
@@ -243,8 +221,8 @@ def test_a_run_that_was_stopped_within_an_iteration_goes_back_to_what_needs_no_a
 
 
 @pytest.mark.slow
-def test_a_run_that_went_back_can_be_killed_and_resumed_too(practise, tmp_path, monkeypatch, at_batch):
-    config = practise(**WATCHED, rollout__save_dataset=True)
+def test_a_run_that_went_back_can_be_killed_and_resumed_too(ript_config, tmp_path, monkeypatch, at_batch):
+    config = ript_config(**WATCHED, rollout__save_dataset=True)
     reference, run = tmp_path / "reference", tmp_path / "run"
     monkeypatch.setattr(Fair, "fails", staticmethod(lambda seed, updates: updates >= 12 and not rollbacks(place)))
     place, counted = reference, []
@@ -271,19 +249,19 @@ def test_a_run_that_went_back_can_be_killed_and_resumed_too(practise, tmp_path, 
     assert_same_rollouts(run, reference)
 
 
-def test_where_success_collapses_again_and_again_the_run_stops_and_says_so(practise, tmp_path, monkeypatch):
+def test_where_success_collapses_again_and_again_the_run_stops_and_says_so(ript_config, tmp_path, monkeypatch):
     monkeypatch.setattr(Fair, "fails", staticmethod(lambda seed, updates: updates >= 8))
     with pytest.raises(TrainingError, match="after 1 rollbacks: success has collapsed.*Try a lower learning") as error:
-        train(practise(**WATCHED, health__max_rollbacks=1), exp_name="run")
+        train(ript_config(**WATCHED, health__max_rollbacks=1), exp_name="run")
     assert error.value.exit_code == 1
     assert len(rollbacks(tmp_path / "run")) == 1
     assert saved(tmp_path / "run"), "what was saved is kept"
 
 
 @pytest.mark.parametrize("action", ["stop", "warn"])
-def test_a_collapse_may_also_only_be_said_or_end_the_run(practise, tmp_path, monkeypatch, capsys, action):
+def test_a_collapse_may_also_only_be_said_or_end_the_run(ript_config, tmp_path, monkeypatch, capsys, action):
     monkeypatch.setattr(Fair, "fails", staticmethod(lambda seed, updates: 4 <= updates < 12))
-    config = practise(**WATCHED, health__action=action, rollout__max_barren=2)
+    config = ript_config(**WATCHED, health__action=action, rollout__max_barren=2)
     if action == "stop":
         with pytest.raises(TrainingError, match="stopped at step [0-9]+: success has collapsed"):
             train(config, exp_name="run")
@@ -293,9 +271,9 @@ def test_a_collapse_may_also_only_be_said_or_end_the_run(practise, tmp_path, mon
     assert rollbacks(tmp_path / "run") == []
 
 
-def test_updates_that_are_not_finite_lead_back_too(practise, tmp_path, at_batch, capsys):
+def test_updates_that_are_not_finite_lead_back_too(ript_config, tmp_path, at_batch, capsys):
     at_batch.update(dict.fromkeys((5, 6), poisoned))
-    assert train(practise(health__max_skipped=2, rollout__iterations=3), exp_name="run") == 0
+    assert train(ript_config(health__max_skipped=2, rollout__iterations=3), exp_name="run") == 0
     (entry,) = rollbacks(tmp_path / "run")
     assert "2 updates in a row were skipped" in entry["reason"]
     assert entry["to"] < 6
@@ -303,31 +281,31 @@ def test_updates_that_are_not_finite_lead_back_too(practise, tmp_path, at_batch,
     assert len(values_of(tmp_path / "run", "rollout/drift")) == 3
 
 
-def test_a_drift_beyond_its_limit_leads_back(practise, tmp_path):
+def test_a_drift_beyond_its_limit_leads_back(ript_config, tmp_path):
     with pytest.raises(TrainingError, match="the policy has drifted by .*, beyond health.max_drift = 1e-06"):
-        train(practise(health__max_drift=1e-6, health__max_rollbacks=1), exp_name="run")
+        train(ript_config(health__max_drift=1e-6, health__max_rollbacks=1), exp_name="run")
     assert [entry["to"] for entry in rollbacks(tmp_path / "run")] == [0]
 
 
-def test_what_drift_is_measured_by_is_named_when_it_is_damaged(practise, tmp_path):
-    train(practise(rollout__iterations=1), exp_name="run")
+def test_what_drift_is_measured_by_is_named_when_it_is_damaged(ript_config, tmp_path):
+    train(ript_config(rollout__iterations=1), exp_name="run")
     probe = tmp_path / "run" / "drift_probe.npz"
     probe.write_bytes(probe.read_bytes()[:-100])
     with pytest.raises(CheckpointError, match="drift_probe.npz holds what the drift .* cannot be read"):
-        train(practise(rollout__iterations=2), exp_name="run", resume=True)
+        train(ript_config(rollout__iterations=2), exp_name="run", resume=True)
 
 
 # --- where there is nothing to learn ----------------------------------------------------------------------------------
 
 
-def test_who_never_succeeds_is_told_so_with_advice(practise, tmp_path):
+def test_who_never_succeeds_is_told_so_with_advice(ript_config, tmp_path):
     with pytest.raises(TrainingError, match="for 2 iterations there was nothing.*Begin with a policy that") as error:
-        train(practise(env__skill=0.0, rollout__max_barren=2), exp_name="run")
+        train(ript_config(env__skill=0.0, rollout__max_barren=2), exp_name="run")
     assert error.value.exit_code == 1
 
 
-def test_who_always_succeeds_is_done(practise, tmp_path, capsys):
-    config = practise(env__skill=1.0, rollout__max_barren=2)
+def test_who_always_succeeds_is_done(ript_config, tmp_path, capsys):
+    config = ript_config(env__skill=1.0, rollout__max_barren=2)
     assert train(config, exp_name="run") == 0
     said = capsys.readouterr().err
     assert "These initial states have nothing more to teach." in said
@@ -339,12 +317,12 @@ def test_who_always_succeeds_is_done(practise, tmp_path, capsys):
     assert train(config, exp_name="run", resume=True) == 0
     assert "0 updates are done already; to continue, raise --rollout.max-barren" in capsys.readouterr().err
     assert read_metrics(tmp_path / "run") == lines
-    assert train(practise(env__skill=1.0, rollout__max_barren=3), exp_name="run", resume=True) == 0
+    assert train(ript_config(env__skill=1.0, rollout__max_barren=3), exp_name="run", resume=True) == 0
     assert len(read_metrics(tmp_path / "run")) == len(lines) + 1, "more patience goes on"
 
 
-def test_with_the_budget_spent_it_goes_on_with_what_it_has(practise, tmp_path, capsys):
-    assert train(practise(rollout__groups=8, rollout__budget=8, rollout__iterations=1), exp_name="run") == 0
+def test_with_the_budget_spent_it_goes_on_with_what_it_has(ript_config, tmp_path, capsys):
+    assert train(ript_config(rollout__groups=8, rollout__budget=8, rollout__iterations=1), exp_name="run") == 0
     said = capsys.readouterr().err
     (found,) = values_of(tmp_path / "run", "rollout/groups").values()
     assert 0 < found < 8
@@ -352,7 +330,7 @@ def test_with_the_budget_spent_it_goes_on_with_what_it_has(practise, tmp_path, c
     assert last_step(tmp_path / "run") > 0
 
 
-def test_a_success_is_worth_less_the_later_it_comes(practise, monkeypatch):
+def test_a_success_is_worth_less_the_later_it_comes(ript_config, monkeypatch):
     compared, learned, compute, add = [], [], rollout_stream.group_advantages, ReplayBuffer.add
 
     def compare(config, rewards):
@@ -361,12 +339,12 @@ def test_a_success_is_worth_less_the_later_it_comes(practise, monkeypatch):
 
     monkeypatch.setattr(rollout_stream, "group_advantages", compare)
     monkeypatch.setattr(ReplayBuffer, "add", lambda self, episode: (learned.append(episode), add(self, episode))[1])
-    assert train(practise(rollout__discount=0.5, rollout__groups=4, rollout__iterations=1), exp_name="run") == 0
+    assert train(ript_config(rollout__discount=0.5, rollout__groups=4, rollout__iterations=1), exp_name="run") == 0
     assert [*itertools.chain(*compared)] == [0.5 ** len(each) if each.success else 0.0 for each in learned]
     assert len({len(each) for each in learned if each.success}) > 1
 
 
-def test_what_was_learned_from_is_tried_once_more_with_noise_of_its_own(practise, tmp_path, monkeypatch):
+def test_what_was_learned_from_is_tried_once_more_with_noise_of_its_own(ript_config, tmp_path, monkeypatch):
     begun, start = [], LocalPool.start
 
     def note(self, slot, how, expert=None):
@@ -374,7 +352,7 @@ def test_what_was_learned_from_is_tried_once_more_with_noise_of_its_own(practise
         start(self, slot, how, expert)
 
     monkeypatch.setattr(LocalPool, "start", note)
-    assert train(practise(rollout__iterations=1), exp_name="run") == 0
+    assert train(ript_config(rollout__iterations=1), exp_name="run") == 0
     assert len(set(begun)) == len(begun), "no attempt is made twice"
     again = [each for each in begun if each[2] == RIPT_TOY["rollout.attempts"]]
     assert begun[-len(again) :] == again, "beyond those that were learned from, and after them"
@@ -384,8 +362,8 @@ def test_what_was_learned_from_is_tried_once_more_with_noise_of_its_own(practise
 # --- what is kept of rollouts -----------------------------------------------------------------------------------------
 
 
-def test_all_attempts_become_a_dataset_with_the_outcomes_that_the_run_reports(practise, tmp_path, monkeypatch):
-    train(practise(rollout__save_dataset=True), exp_name="run")
+def test_all_attempts_become_a_dataset_with_the_outcomes_that_the_run_reports(ript_config, tmp_path, monkeypatch):
+    train(ript_config(rollout__save_dataset=True), exp_name="run")
     run = tmp_path / "run"
     with pytest.raises(SystemExit) as end:
         main(["data", "check", str(run / "rollouts")])
@@ -399,13 +377,13 @@ def test_all_attempts_become_a_dataset_with_the_outcomes_that_the_run_reports(pr
 
 
 def test_workers_that_are_killed_hang_or_see_nonsense_are_counted_and_nothing_of_them_is_learned(
-    practise, tmp_path, monkeypatch, capsys
+    ript_config, tmp_path, monkeypatch, capsys
 ):
     seen = []
     add = ReplayBuffer.add
     monkeypatch.setattr(ReplayBuffer, "add", lambda self, episode: (seen.append(episode), add(self, episode))[1])
     few = {"rollout__iterations": 2, "rollout__groups": 3, "rollout__attempts": 2, "rollout__save_dataset": True}
-    config = practise(**few, env__id=CROWDED, evaluation__timeout=3.0, evaluation__envs=2)
+    config = ript_config(**few, env__id=CROWDED, evaluation__timeout=3.0, evaluation__envs=2)
     assert train(config, exp_name="run") == 0
     run, (*_, last) = tmp_path / "run", (line for line in read_metrics(tmp_path / "run") if "rollout/lost" in line)
     assert last["rollout/lost"] >= 2
@@ -421,8 +399,8 @@ def test_workers_that_are_killed_hang_or_see_nonsense_are_counted_and_nothing_of
 
 
 @pytest.mark.usefixtures("unchecked_signatures")  # what a program is compiled for is described by shapes
-def test_a_dry_run_acts_and_updates_and_leaves_nothing(practise, tmp_path, capsys):
-    assert dry_run(practise(agent__weighting="guidance")) == 0
+def test_a_dry_run_acts_and_updates_and_leaves_nothing(ript_config, tmp_path, capsys):
+    assert dry_run(ript_config(agent__weighting="guidance")) == 0
     facts = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
     assert facts["batch"].startswith("state 8×8, prompt 8×16, actions 8×4×8")
     assert "a chunk of 4×3 in fair" in facts["acting"]
@@ -431,16 +409,16 @@ def test_a_dry_run_acts_and_updates_and_leaves_nothing(practise, tmp_path, capsy
 
 
 @pytest.mark.parametrize("weighting", ["signed", "guidance"])
-def test_every_weighting_and_way_to_batch_makes_a_run(practise, tmp_path, weighting):
-    config = practise(agent__weighting=weighting, agent__batch_by="groups", rollout__iterations=1)
+def test_every_weighting_and_way_to_batch_makes_a_run(ript_config, tmp_path, weighting):
+    config = ript_config(agent__weighting=weighting, agent__batch_by="groups", rollout__iterations=1)
     assert train(config, exp_name="run") == 0
     policy = tmp_path / "run" / "checkpoints" / "policy" / str(last_step(tmp_path / "run")) / "pirl.json"
     said = json.loads(policy.read_text()).get("guidance")
     assert said == (2.0 if weighting == "guidance" else None)
 
 
-def test_demonstrations_are_mixed_in_where_they_have_a_weight(practise, data, tmp_path):
+def test_demonstrations_are_mixed_in_where_they_have_a_weight(ript_config, data, tmp_path):
     with pytest.raises(ConfigError, match="mixes demonstrations in"):
-        practise(agent__bc_loss_weight=0.5)
-    config = practise(agent__bc_loss_weight=0.5, data__repo_id=str(data), rollout__iterations=1)
+        ript_config(agent__bc_loss_weight=0.5)
+    config = ript_config(agent__bc_loss_weight=0.5, data__repo_id=str(data), rollout__iterations=1)
     assert train(config, exp_name="run") == 0

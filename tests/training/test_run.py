@@ -221,7 +221,10 @@ def test_what_changes_no_update_may_change(finished, field, value):
 
 
 def test_unreadable_metadata_are_named(finished):
-    for text, reason in (("{", "cannot be read .*--overwrite"), ("{}", "has no 'config'")):
+    for text, reason in (
+        ("{", "cannot be read .*--overwrite"),
+        ("{}", "its config or resumed is not what it should be"),
+    ):
         (finished / "metadata.json").write_text(text)
         with pytest.raises(ConfigError, match=reason):
             open_run(finished, resume=True)

@@ -1,26 +1,21 @@
-"""Practice: how much of each batch is prior data, what rewards are, which episodes count, how many updates are owed."""
+"""Online learning: how much of a batch is prior data, what rewards are, which episodes count, which updates are due."""
 
 import dataclasses
 from types import SimpleNamespace
 
-import jax.numpy as jnp
 import numpy as np
 import pytest
-from toy_learner import ToyAgent
-from training_runs import assert_same_run, values_of
 
 from fakes import WALKER, CorridorPool, Walker
 from pirl.config import OnlineConfig
-from pirl.data import ChunkSampler, ChunkShape, PolicyIO, ReplayBuffer, get_robot
-from pirl.data import replay as replay_buffer
+from pirl.data import ChunkSampler, ChunkShape, PolicyIO, ReplayBuffer
 from pirl.data.lerobot.reader import open_dataset
 from pirl.data.outcomes import OutcomeConfig, read_outcomes
 from pirl.envs.rollout import make_starts
-from pirl.interop import NormStats, save_checkpoint
-from pirl.models import abstract_model, get_model_config, get_parameters
+from pirl.models import get_model_config
+from pirl.training.health import StopSignal
 from pirl.training.setup import set_up
 from pirl.training.streams import OnlineStream
-from pirl.training.train import train
 
 MODEL = dataclasses.replace(get_model_config("tiny_state"), action_dim=8, action_horizon=4, max_token_len=0)
 BLIND = dataclasses.replace(WALKER, cameras={})
@@ -28,8 +23,8 @@ SHAPE = ChunkShape(4, 4)
 
 
 @pytest.fixture
-def practise(tmp_path, monkeypatch, unchecked_signatures):
-    """Practice in the corridor, which some seeds do not survive. Walkers stand for learners, and plan themselves."""
+def make_stream(tmp_path, monkeypatch, unchecked_signatures):
+    """Rollouts in the corridor, which some seeds do not survive. Walkers stand for learners, and plan themselves."""
     monkeypatch.setattr("pirl.training.streams.rollout_policy", lambda agent, *_: agent)
 
     def make(loses=(), directory="replay", reward="sparse", **changes):
@@ -44,7 +39,7 @@ def practise(tmp_path, monkeypatch, unchecked_signatures):
             data=SimpleNamespace(outcomes=OutcomeConfig(reward=reward)),
         )
         setup = SimpleNamespace(config=config, policy_io=policy_io)
-        return OnlineStream(setup, None, pool, replay, sampler), replay, pool
+        return OnlineStream(setup, None, pool, replay, sampler, StopSignal()), replay, pool
 
     return make
 
@@ -53,18 +48,18 @@ def seeds(pool, count, seed=1):
     return [start.seed for start in make_starts(pool.description, count, seed)]
 
 
-def test_a_lost_episode_is_counted_and_not_learned_from(practise):
-    _, _, pool = practise(directory="unused")
+def test_a_lost_episode_is_counted_and_not_learned_from(make_stream):
+    _, _, pool = make_stream(directory="unused")
     lost = seeds(pool, 4)[1:3]
-    stream, replay, _ = practise(loses=lost)
+    stream, replay, _ = make_stream(loses=lost)
     told = stream.collect(Walker()).metrics
     assert (told["online/lost"], told["online/episodes"], replay.num_episodes) == (2, 2, 2)
     assert told["online/env_steps"] == len(replay)
     assert told["online/success"] == 1.0, "of those that came to an end"
 
 
-def test_every_round_begins_elsewhere_and_a_resumed_one_where_it_would_have(practise):
-    stream, replay, _ = practise()
+def test_every_round_begins_elsewhere_and_a_resumed_one_where_it_would_have(make_stream):
+    stream, replay, _ = make_stream()
     stream.collect(Walker())
     saved = stream.state()
     first, one = replay.num_episodes, stream.collect(Walker()).metrics
@@ -77,8 +72,8 @@ def test_every_round_begins_elsewhere_and_a_resumed_one_where_it_would_have(prac
 
 
 @pytest.mark.parametrize(("ratio", "scan"), [(1.0, 1), (0.5, 2), (2.0, 3), (0.1, 1)])
-def test_updates_are_owed_in_proportion_to_steps(practise, ratio, scan):
-    stream, _, _ = practise(utd_ratio=ratio, updates_per_scan=scan)
+def test_updates_are_owed_in_proportion_to_steps(make_stream, ratio, scan):
+    stream, _, _ = make_stream(utd_ratio=ratio, updates_per_scan=scan)
     assert not stream.updates_due
     made = 0
     while not stream.done:
@@ -92,8 +87,8 @@ def test_updates_are_owed_in_proportion_to_steps(practise, ratio, scan):
 
 
 @pytest.mark.parametrize("reward", ["sparse", "step_penalty", "raw"])
-def test_rewards_are_shaped_as_those_of_the_dataset(practise, reward):
-    stream, replay, pool = practise(reward=reward)
+def test_rewards_are_shaped_as_those_of_the_dataset(make_stream, reward):
+    stream, replay, pool = make_stream(reward=reward)
     stands = seeds(pool, 4)[0]
     stream.collect(Walker(stands=[stands]))
     trajectories = replay.trajectories
@@ -140,48 +135,3 @@ def test_half_of_every_batch_is_prior_data(configure, tmp_path):
     for step in range(5):
         rewards = sampler.batch(step).rewards
         assert np.sum(rewards[:, 0] == 77.0) == len(rewards) // 2
-
-
-@pytest.mark.usefixtures("toy")
-def test_pictures_that_are_left_on_disk_are_learned_from_alike(configure, tmp_path, monkeypatch):
-    """Two runs whose learner looks at the pictures, one of which reads each from a file, end in the same bits."""
-    model, robot = get_model_config("tiny"), get_robot("tabletop")
-    widths = (("state", robot.state_dim), ("actions", robot.action_dim))
-    plain = {name: NormStats(np.zeros(n), np.ones(n), -np.ones(n), np.ones(n)) for name, n in widths}
-    shapes = get_parameters(abstract_model(model))
-    zeros = {path: jnp.zeros(leaf.shape, leaf.dtype) for path, leaf in shapes.items()}
-    save_checkpoint(tmp_path / "start", zeros, model, norm_stats={robot.name: plain})
-    blind, read, from_files = ToyAgent.update, replay_buffer._read_image, []
-
-    def update(agent, batch, rng):
-        brightness = sum(jnp.mean(image.astype(jnp.float32)) for image in batch.observations.images.values())
-        return blind(agent, dataclasses.replace(batch, rewards=batch.rewards + brightness), rng)
-
-    def count(file, *place):
-        from_files.append(file)
-        return read(file, *place)
-
-    monkeypatch.setattr(ToyAgent, "update", update)
-    monkeypatch.setattr(replay_buffer, "_read_image", count)
-    counts = []
-    for name, in_memory in (("memory", True), ("disk", False)):
-        config = configure(
-            model__preset="tiny",
-            env__observation="pixels",
-            data__robot="tabletop",
-            data__repo_id=None,
-            data__norm_stats="checkpoint",
-            data__validation_fraction=0.0,
-            validation_every=0,
-            evaluation__every=0,
-            checkpoints__best_metric=None,
-            checkpoint=str(tmp_path / "start"),
-            from_scratch=False,
-            steps=0,
-            online__prior_ratio=0.0,
-            online__in_memory=in_memory,
-        )
-        assert train(config, exp_name=name) == 0
-        counts.append(len(from_files))
-    assert counts[0] == 0 < counts[1]
-    assert_same_run(tmp_path / "disk", tmp_path / "memory", max(values_of(tmp_path / "disk", "loss")))

@@ -21,7 +21,7 @@ from pirl.training.train import train
 from python_path import python_path
 
 pytestmark = pytest.mark.usefixtures("toy")
-# Without measurements or practice.
+# Without measurements or rollouts.
 PLAIN = {"online__env_steps": 0, "evaluation__every": 0, "checkpoints__best_metric": None}
 PLAIN |= {"validation_every": 0, "data__validation_fraction": 0.0}
 
@@ -74,7 +74,7 @@ def test_online_only_needs_no_dataset_and_survives_crashing_environments(configu
     np.testing.assert_array_equal(mine["state"].mean, its["state"].mean)
 
 
-def test_where_all_practice_is_lost_the_run_ends_with_the_reason(configure, tmp_path, monkeypatch):
+def test_where_all_rollouts_are_lost_the_run_ends_with_the_reason(configure, tmp_path, monkeypatch):
     from pirl.training import streams
 
     def lose(*arguments, **options):
@@ -126,7 +126,7 @@ def test_more_steps_go_on_as_if_they_had_been_asked_for_at_once(configure, tmp_p
     assert_same_run(tmp_path / "run", tmp_path / "reference", 9)
 
 
-def test_more_offline_steps_after_practice_are_all_made(configure, tmp_path):
+def test_more_offline_steps_after_online_ones_are_all_made(configure, tmp_path):
     changes = {"evaluation__every": 0, "checkpoints__best_metric": None}
     train(configure(**changes, steps=4), exp_name="run")
     online = max(values_of(tmp_path / "run", "loss")) - 4

@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -47,6 +48,41 @@ def pirl_command(*arguments, check: bool = True, **environment) -> subprocess.Co
     assert "Traceback" not in done.stderr
     assert not check or done.returncode == 0, done.stderr
     return done
+
+
+# One device, quickly compiled.
+QUICK = {"XLA_FLAGS": " ".join(flag for flag in os.environ["XLA_FLAGS"].split() if "device_count" not in flag)}
+
+
+def start(run: Path, caches: Path, preset: str, program, *options, **environment) -> subprocess.Popen[str]:
+    """`pirl train` in a process of its own."""
+    place = ("--exp-name", run.name, "--runs-dir", run.parent)
+    command = [sys.executable, *program, "train", preset, *place, *options]
+    settings = {"PIRL_CACHE": str(caches / "cache"), "JAX_COMPILATION_CACHE_DIR": str(caches / "compiled")}
+    settings["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"  # all that is compiled is kept
+    settings = {**os.environ, **settings, **environment}
+    return subprocess.Popen(list(map(str, command)), env=settings, stderr=subprocess.PIPE, text=True)
+
+
+def finish(process: subprocess.Popen[str]) -> tuple[int, str]:
+    """Its exit code, and what it said."""
+    _, said = process.communicate(timeout=600)
+    assert "Traceback" not in said, said
+    return process.returncode, said
+
+
+def kill_when(process: subprocess.Popen[str], condition, delay: float = 0.0) -> None:
+    """Kill it once it is so, unless it has ended."""
+    while process.poll() is None and not condition():
+        time.sleep(0.002)
+    time.sleep(delay)
+    process.kill()
+    finish(process)
+
+
+def lines_in(run: Path) -> int:
+    file = run / "metrics.jsonl"
+    return file.read_bytes().count(b"\n") if file.exists() else 0
 
 
 def read_metrics(run: Path) -> list[dict[str, float]]:

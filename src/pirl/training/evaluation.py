@@ -72,14 +72,14 @@ def evaluated_policy(agent: Agent, policy_io: PolicyIO, pool: EnvPool, config: R
 class StoppablePolicy:
     """A policy that raises `Interrupted` once a stop is requested."""
 
-    def __init__(self, policy: Policy, is_stopped: Callable[[], bool]) -> None:
+    def __init__(self, policy: Policy, stop: StopSignal) -> None:
         self.horizon = policy.horizon
-        self._policy, self._is_stopped = policy, is_stopped
+        self._policy, self._stop = policy, stop
 
     def infer(
         self, observations: EnvObservation, prompts: Sequence[str], seeds: Sequence[int], steps: Sequence[int]
     ) -> Float32[np.ndarray, "n horizon action_dim"]:
-        if self._is_stopped():
+        if self._stop.interrupts_rollouts:
             raise Interrupted
         return self._policy.infer(observations, prompts, seeds, steps)
 
@@ -200,17 +200,17 @@ def evaluate_agent(
     state: "TrainState",
 ) -> None:
     """Measure success in the main process. Raises `Interrupted` if it is stopped, where it is the only one."""
-    is_alone, agent = jax.process_count() == 1, acting_copy(state.agent)
+    agent = acting_copy(state.agent)
 
     def measure() -> tuple[dict[str, Number], str]:
         assert pool is not None
-        return measure_success(setup, agent, pool, run, state.step, lambda: is_alone and stop.requested)
+        return measure_success(setup, agent, pool, run, state.step, stop)
 
     with log.activity("evaluation", "evaluating", compiles="acting"):
         try:
             values, summary = broadcast(measure)
         except EnvError:
-            if is_alone:
+            if jax.process_count() == 1:
                 save(state)  # what was learned is kept until the environment works again
             raise
     log.say(f"step {state.step}: {summary}")
@@ -218,14 +218,14 @@ def evaluate_agent(
 
 
 def measure_success(
-    setup: Setup, agent: Agent, pool: EnvPool, run: RunFiles, step: int, is_stopped: Callable[[], bool]
+    setup: Setup, agent: Agent, pool: EnvPool, run: RunFiles, step: int, stop: StopSignal
 ) -> tuple[dict[str, Number], str]:
     """The success from the same starts every time, and a sentence about it; every episode is written into the run."""
     config = setup.config.evaluation
     policy = evaluated_policy(agent, setup.policy_io, pool, setup.config)
     result = evaluate(
         pool,
-        StoppablePolicy(policy, is_stopped),
+        StoppablePolicy(policy, stop),
         make_starts(pool.description, config.episodes, config.seed),
         execute_steps=config.execute_steps,
         settings={"step": step, "denoising_steps": setup.config.agent.denoising_steps, **to_plain(config)},

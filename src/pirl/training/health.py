@@ -328,6 +328,11 @@ class StopSignal:
         """Whether this process was asked to save and end."""
         return self.received is not None
 
+    @property
+    def interrupts_rollouts(self) -> bool:
+        """Whether rollouts are to be interrupted: where others wait for them, they come to their end."""
+        return self.requested and jax.process_count() == 1
+
     def agreed(self) -> bool:
         """Whether to save and end now; the same in all processes, which call it at the same steps."""
         if jax.process_count() == 1:

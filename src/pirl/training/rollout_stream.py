@@ -1,6 +1,6 @@
 """RIPT's stream: iterations of rollouts in groups, the batches that follow from how they differ, and what is kept."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any
@@ -20,7 +20,7 @@ from pirl.envs.video import Video, write_videos
 from pirl.errors import ConfigError, TrainingError
 from pirl.training.display import Number, table_header, table_row
 from pirl.training.evaluation import StoppablePolicy, rollout_policy
-from pirl.training.health import Interrupted, RolloutMonitor, UpdateGuard
+from pirl.training.health import Interrupted, RolloutMonitor, StopSignal, UpdateGuard
 from pirl.training.logging import RunLog
 from pirl.training.rollout_data import (
     BatchTable,
@@ -63,14 +63,14 @@ class RolloutStream(CollectingStream):
         monitor: RolloutMonitor,
         pool: EnvPool | None,
         replay: ReplayBuffer,
-        is_stopped: Callable[[], bool] = lambda: False,
+        stop: StopSignal,
     ) -> None:
         """Only the main process has environments."""
         assert isinstance(setup.config.agent, RIPTConfig)
         self._setup, self._agent_config, self._config = setup, setup.config.agent, setup.config.rollout
         self._execute_steps = setup.config.evaluation.execute_steps
         self._run, self._log, self._guard, self._monitor = run, log, guard, monitor
-        self._replay, self._is_stopped = replay, is_stopped
+        self._replay, self._stop = replay, stop
         self._demonstrations = setup.source(setup.config.seed) if self._agent_config.bc_loss_weight > 0 else None
         self._pool: Any = pool
         self._curriculum: Any = None
@@ -162,7 +162,7 @@ class RolloutStream(CollectingStream):
         try:
             found = roll_out_groups(
                 self._pool,
-                StoppablePolicy(rollout_policy(agent, self._setup.policy_io, self._pool), self._is_stopped),
+                StoppablePolicy(rollout_policy(agent, self._setup.policy_io, self._pool), self._stop),
                 self._curriculum.contexts(number + self._branch * _BRANCH_OFFSET),
                 attempts=config.attempts,
                 groups=config.groups,
@@ -326,9 +326,6 @@ class RolloutStream(CollectingStream):
             setup.policy_io,
             demonstrations,
         )
-
-    def state(self) -> dict[str, Any]:
-        return {**self.shared_state(), "replay": self._replay.state()}
 
     def shared_state(self) -> dict[str, Any]:
         return {

@@ -208,15 +208,13 @@ def _take_lock(run: RunFiles) -> int:
 
 
 def _read_metadata(run: RunFiles) -> dict[str, Any]:
+    reason = "its config or resumed is not what it should be"
     try:
-        metadata = json.loads(run.metadata_file.read_text())
-        if isinstance(metadata["config"], dict) and isinstance(metadata["resumed"], list):
-            return dict(metadata)
-        reason = "its config or resumed is not what it should be"
+        metadata = dict(json.loads(run.metadata_file.read_text()))
+        if isinstance(metadata.get("config"), dict) and isinstance(metadata.get("resumed"), list):
+            return metadata
     except (OSError, ValueError, TypeError, RecursionError) as error:
         reason = str(error)
-    except KeyError as error:
-        reason = f"it has no {error}"
     raise ConfigError(
         f"{run.metadata_file} cannot be read ({reason}), so it is not known what the run was: put the file back, or "
         "begin again (--overwrite)."

@@ -326,27 +326,22 @@ def create_agent(setup: Setup) -> Agent:
 
 def agent_shapes(setup: Setup) -> Agent:
     """The learner as shapes with shardings: what a checkpoint is restored into."""
-    shapes = _shapes(setup)
+    create = partial(create_learner, setup.config, setup.action_dim)
+    shapes: Agent = jax.eval_shape(create, abstract_model(setup.config.model), jax.random.key(0))
     if setup.mesh.size == 1:
         return shapes
-    return jax.tree.map(
-        lambda leaf, layout: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=layout),
-        shapes,
-        agent_sharding(setup),
-    )
+    rule = ParameterSharding(setup.mesh)
+
+    def laid_out(path: Any, leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+        name = jax.tree_util.keystr(path, simple=True, separator="/")
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=rule(name, leaf))
+
+    return jax.tree_util.tree_map_with_path(laid_out, shapes)
 
 
 def agent_sharding(setup: Setup) -> Any:
     """The sharding of each array of the learner."""
-    rule = ParameterSharding(setup.mesh)
-    return jax.tree_util.tree_map_with_path(
-        lambda path, leaf: rule(jax.tree_util.keystr(path, simple=True, separator="/"), leaf), _shapes(setup)
-    )
-
-
-def _shapes(setup: Setup) -> Agent:
-    create = partial(create_learner, setup.config, setup.action_dim)
-    return jax.eval_shape(create, abstract_model(setup.config.model), jax.random.key(0))
+    return jax.tree.map(lambda leaf: leaf.sharding, agent_shapes(setup))
 
 
 def _load(config: RLTrainConfig, sharding: ParameterSharding) -> Pi0:

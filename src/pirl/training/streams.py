@@ -22,6 +22,7 @@ from pirl.errors import DataError, EnvError
 from pirl.training.display import Number
 from pirl.training.distributed import FILE_SYSTEM_PATIENCE, barrier, broadcast, is_main_process, main_process_first
 from pirl.training.evaluation import StoppablePolicy, acting_copy, rollout_policy
+from pirl.training.health import StopSignal
 from pirl.training.logging import RunLog
 from pirl.training.setup import Setup
 
@@ -130,9 +131,14 @@ class OfflineStream(Stream):
 class CollectingStream(Stream):
     """A stream that rolls out in the main process; the others read its episodes from the run directory."""
 
+    _replay: ReplayBuffer
+
     @abc.abstractmethod
     def shared_state(self) -> dict[str, Any]:
         """The state for the other processes, which is not kept for later."""
+
+    def state(self) -> dict[str, Any]:
+        return {**self.shared_state(), "replay": self._replay.state()}
 
     @abc.abstractmethod
     def take_over(self, state: Mapping[str, Any]) -> None:
@@ -167,10 +173,10 @@ class OnlineStream(CollectingStream):
         pool: EnvPool | None,
         replay: ReplayBuffer,
         sampler: ChunkSampler,
-        is_stopped: Callable[[], bool] = lambda: False,
+        stop: StopSignal,
     ) -> None:
         """`sampler` mixes prior data with what is in `replay`. Only the main process has environments."""
-        self._setup, self._log, self._is_stopped = setup, log, is_stopped
+        self._setup, self._log, self._stop = setup, log, stop
         self._config, self._pool, self._replay, self._sampler = setup.config.online, pool, replay, sampler
         self._counts = {"rounds": 0, "barren": 0, "env_steps": 0, "episodes": 0, "lost": 0, "updates": 0}
 
@@ -209,7 +215,7 @@ class OnlineStream(CollectingStream):
         """One round of episodes."""
         assert self._pool is not None
         policy_io, counts, config = self._setup.policy_io, self._counts, self._setup.config
-        policy = StoppablePolicy(rollout_policy(agent, policy_io, self._pool), self._is_stopped)
+        policy = StoppablePolicy(rollout_policy(agent, policy_io, self._pool), self._stop)
         count, first = self._config.episodes_per_round, counts["rounds"] * self._config.episodes_per_round
         starts = make_starts(self._pool.description, first + count, self._config.seed)[first:]
         rollouts = collect(self._pool, policy, starts, execute_steps=config.evaluation.execute_steps)
@@ -231,9 +237,6 @@ class OnlineStream(CollectingStream):
             metrics["online/success"] = float(np.mean([rollout.success for rollout in finished]))
             metrics["online/length"] = float(np.mean([len(rollout) for rollout in finished]))
         return CollectResult(metrics)
-
-    def state(self) -> dict[str, Any]:
-        return {"counts": dict(self._counts), "replay": self._replay.state()}
 
     def shared_state(self) -> dict[str, Any]:
         return {"counts": dict(self._counts), "replay": self._replay.held()}
@@ -278,9 +281,7 @@ class Chain(Stream):
             stream.close()
 
 
-def make_chain(
-    setup: Setup, log: RunLog, pool: EnvPool | None, replay: ReplayBuffer | None, is_stopped: Callable[[], bool]
-) -> Chain:
+def make_chain(setup: Setup, log: RunLog, pool: EnvPool | None, replay: ReplayBuffer | None, stop: StopSignal) -> Chain:
     """The dataset, then the learner's own episodes if there is a replay buffer for them."""
     config, prior = setup.config, setup.config.online.prior_ratio
     streams: list[Stream] = [OfflineStream(setup, log)]
@@ -290,7 +291,7 @@ def make_chain(
         ratios = [prior] if prior > 0 else []
         if prior < 1:
             sources, ratios = [*sources, replay], [*ratios, 1 - prior]
-        streams.append(OnlineStream(setup, log, pool, replay, setup.sampler(sources, ratios), is_stopped))
+        streams.append(OnlineStream(setup, log, pool, replay, setup.sampler(sources, ratios), stop))
     return Chain(streams)
 
 

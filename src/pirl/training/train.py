@@ -5,8 +5,6 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
-import jax
-
 from pirl.agents.config import RIPTConfig
 from pirl.config import RLTrainConfig, format_config, to_plain
 from pirl.envs.pool import EnvPool, default_size, open_pool
@@ -237,7 +235,6 @@ class Saver:
 
 
 def _open_environments(setup: Setup, stack: contextlib.ExitStack) -> EnvPool | None:
-    """The environments of a run, if it needs any; the main process has them."""
     config = setup.config
     if config.env is None or not (config.evaluation.every or config.collects_rollouts) or not is_main_process():
         return None
@@ -265,18 +262,13 @@ def _open_stream(
     *,
     is_new: bool,
 ) -> Stream:
-    """What the run learns from. Rollouts can be stopped where one process makes them all."""
     config, replay = setup.config, None
-
-    def is_stopped() -> bool:
-        return stop.requested and jax.process_count() == 1
-
     if config.collects_rollouts:
         replay = open_replay(setup, run.replay, has_environments=pool is not None, is_new=is_new)
     if isinstance(config.agent, RIPTConfig):
         assert replay is not None
-        return RolloutStream(setup, run, log, guard, monitor, pool, replay, is_stopped)
-    return make_chain(setup, log, pool, replay, is_stopped)
+        return RolloutStream(setup, run, log, guard, monitor, pool, replay, stop)
+    return make_chain(setup, log, pool, replay, stop)
 
 
 def _closing_line(
@@ -297,7 +289,6 @@ def _closing_line(
 
 
 def _say_opening(log: RunLog, run: RunDirectory, setup: Setup, state: TrainState) -> None:
-    """How large the learner is, how to look at its curves, and where it goes on."""
     counts = state.agent.parameter_counts()
     run.note(parameters=counts, action_dim=setup.action_dim)
     log.say(f"parameters: {', '.join(f'{name} {count:,}' for name, count in counts.items())}")
