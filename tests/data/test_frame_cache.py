@@ -19,9 +19,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pirl.data import frame_cache, frame_store
+from pirl.data import frame_store
 from pirl.data.frame_cache import delete_frame_cache, list_frame_caches, open_frames
-from pirl.data.frame_store import FrameCacheConfig, file_digests, locked
+from pirl.data.frame_store import FrameCacheConfig, locked
 from pirl.data.lerobot.reader import Dataset
 from pirl.data.transforms import resize_with_pad
 from pirl.errors import DataError
@@ -326,35 +326,6 @@ def test_a_dataset_that_changes_under_the_build_is_not_kept(tmp_path):
     assert entry_directories(tmp_path) == []
 
 
-def test_digests_are_remembered_until_the_file_is_touched(tmp_path, monkeypatch):
-    read, digest = [], frame_store._digest
-    monkeypatch.setattr(frame_store, "_digest", lambda file: (read.append(Path(file).name), digest(file))[1])
-    files, memory = [tmp_path / "a", tmp_path / "b"], tmp_path / "memory.json"
-    for file in files:
-        file.write_bytes(file.name.encode())
-    expected = [
-        "ca978112ca1bbdcafac231b39a23dc4da786eff8147c4e72b9807785afee48bb",
-        "3e23e8160039594a33894f6564e1b1348bbd7a0088d42c4acb73eeaed59c009d",
-    ]
-    # Files written just now are read again: their next change may fall into the same tick of the clock.
-    assert file_digests(files, memory) == file_digests(files, memory) == expected
-    assert sorted(read) == ["a", "a", "b", "b"]
-    read.clear()
-    monkeypatch.setattr(frame_store, "_SETTLED_NANOSECONDS", -(10**12))
-    assert file_digests(files, memory) == file_digests(files, memory) == expected
-    assert sorted(read) == ["a", "b"]
-    files[1].rename(tmp_path / "kept")
-    (tmp_path / "kept").rename(files[1])
-    assert file_digests(files, memory) == expected
-    assert sorted(read) == ["a", "b", "b"]
-    for damage in ["[1, 2]", '{"truncat', "\x00" * 20]:
-        memory.write_text(damage)
-        assert file_digests(files, memory) == expected
-    files[0].unlink()
-    with pytest.raises(DataError, match="a cannot be read: No such file"):
-        file_digests(files, memory)
-
-
 # --- damage and deletion ----------------------------------------------------------------------------------------------
 
 
@@ -480,20 +451,6 @@ def test_an_error_of_the_source_ends_the_build_at_once_or_after_the_others(tmp_p
     assert not ran_out
     (entry,) = list_frame_caches(tmp_path / "cache")
     assert not entry.complete
-
-
-@pytest.mark.parametrize("progress", [True, False])
-def test_what_is_written_is_announced_on_the_screen_or_in_the_log(tmp_path, caplog, capsys, monkeypatch, progress):
-    monkeypatch.setattr(frame_cache, "_SECONDS_BETWEEN_LOG_LINES", 0.0)
-    with caplog.at_level(logging.INFO):
-        open_frames(make_source(tmp_path), ["top", "wrist"], config(tmp_path), progress=progress)
-    screen = capsys.readouterr().err
-    told, other = (screen, caplog.text) if progress else (caplog.text, screen)
-    size = 2 * sum(LENGTHS) * 24 * 32 * 3 / 2**10
-    said = f"frame cache for me/fake: 2 cameras x 26 frames at 24x32 = {size:.1f} KiB in {tmp_path / 'cache'} ("
-    assert said in told
-    assert said not in other
-    assert ("me/fake: 52 of 52 frames" in caplog.text) == progress
 
 
 def test_a_full_disk_is_noticed_before_anything_is_decoded(tmp_path, monkeypatch):

@@ -107,24 +107,12 @@ def load_trajectories(
         )
     states, actions = robot_columns(dataset, robot)
     found = read_outcomes(dataset, outcomes or OutcomeConfig())
-
-    def locate(row: int) -> str:
-        episode = int(np.searchsorted(dataset.starts, row, side="right") - 1)
-        return f"episode {dataset.episode_ids[episode]}, frame {row - dataset.starts[episode]}"
-
-    last = np.repeat(found.ends, dataset.lengths)
-    finite = np.isfinite(states).all(axis=1) & np.isfinite(actions).all(axis=1) | (np.arange(len(last)) >= last)
-    if not finite.all():
-        raise DataError(
-            f"{dataset.name}: state or actions are not finite in {np.count_nonzero(~finite)} frames, first in "
-            f"{locate(int(np.argmin(finite)))}: see pirl data check {dataset.name}."
-        )
+    used = np.arange(len(dataset)) < np.repeat(found.ends, dataset.lengths)
+    if not (np.isfinite(states[used]).all() and np.isfinite(actions[used]).all()):
+        raise DataError(f"{dataset.name}: state or actions are not finite: see pirl data check {dataset.name}.")
     prompts = [task or robot.default_prompt or "" for task in dataset.rows.tasks]
-    without = np.flatnonzero(np.array([not prompt for prompt in prompts], bool)[dataset.rows.task_of_row])
-    if model.max_token_len and len(without):
-        raise DataError(
-            f"{dataset.name}: {locate(int(without[0]))} has no task to tell the model: give the robot a default_prompt."
-        )
+    if model.max_token_len and not all(prompts[task] for task in np.unique(dataset.rows.task_of_row).tolist()):
+        raise DataError(f"{dataset.name}: frames have no task to tell the model: give the robot a default_prompt.")
     height, width = model.image_resolution
     config = frame_cache or FrameCacheConfig(height, width)
     if (config.height, config.width) != (height, width):
@@ -294,26 +282,25 @@ def summarize(dataset: Dataset, config: OutcomeConfig) -> dict[str, Any]:
 
 def _summarize_camera(dataset: Dataset, name: str, unread: list[Problem]) -> dict[str, Any]:
     """Size and storage, by the first image that can be read; problems are added to `unread`."""
-    storage, missing = "images in parquet", set[int]()
-    size = dataset.info.features[name].image_size or (0, 0)
-    numbers = dataset.episode_ids.tolist()
+    storage, readable = "images in parquet", list(range(len(dataset.episode_ids)))
     if name not in dataset.rows.column_types:
         segments, problems = dataset.segments(name)
         unread += [problem for problem in problems if problem.severity == "problem"]
-        missing = {number for number, segment in zip(numbers, segments, strict=True) if segment is None}
-        codecs = {segment.video.codec for segment in segments if segment is not None}
-        storage = f"video ({', '.join(sorted(codecs))})" if codecs else "no video that can be read"
-        if codecs and missing:
-            storage += f", not for episode{'s' if len(missing) > 1 else ''} {format_episodes(missing)}"
-    first = next((episode for episode, number in enumerate(numbers) if number not in missing), None)
-    if first is not None:
-        try:
-            size = next(iter(dataset.decode(name, first))).shape[:2]
-        except DataError as error:
-            if isinstance(error.__cause__, DepthImageError):
-                size, storage = error.__cause__.size, "depths in parquet, which no policy sees"
-            else:
-                unread.append(Problem(str(error), episode=numbers[first], column=name))
+        readable = [episode for episode, segment in enumerate(segments) if segment is not None]
+        codecs = sorted({segment.video.codec for segment in segments if segment is not None})
+        storage = f"video ({', '.join(codecs)})" if codecs else "no video that can be read"
+        if codecs and len(readable) < len(segments):
+            missing = set(dataset.episode_ids.tolist()) - set(dataset.episode_ids[readable].tolist())
+            storage += f", not for episodes {format_episodes(missing)}"
+    size = dataset.info.features[name].image_size or (0, 0)
+    try:
+        if readable:
+            size = next(iter(dataset.decode(name, readable[0]))).shape[:2]
+    except DataError as error:
+        if isinstance(error.__cause__, DepthImageError):
+            size, storage = error.__cause__.size, "depths in parquet, which no policy sees"
+        else:
+            unread.append(Problem(str(error), episode=int(dataset.episode_ids[readable[0]]), column=name))
     return {"name": name, "height": size[0], "width": size[1], "storage": storage}
 
 

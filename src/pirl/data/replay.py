@@ -19,8 +19,7 @@ from pirl.data.policy_io import PolicyIO
 from pirl.data.robots import Robot
 from pirl.data.transforms import resize_with_pad
 from pirl.errors import ConfigError, DataError
-from pirl.files import write_file
-from pirl.files import writing as writing_into
+from pirl.files import write_file, writing
 
 # Columns, images of one camera, and columns that a kill left half written.
 _FILE_NAME = re.compile(r"\.?episode-(\d{9})\.(npz|.+\.frames|npz\.partial-.+)")
@@ -318,14 +317,16 @@ def _columns(episode: Episode) -> dict[str, np.ndarray]:
 def _check_widths(states: np.ndarray, actions: np.ndarray, robot: Robot, other: _Stored | None = None) -> None:
     """Raise if states or actions are not as wide as the robot says, or else as those of another episode."""
     for name, array, width in (("states", states, robot.state_dim), ("actions", actions, robot.action_dim)):
-        found = array.shape[1]
-        expected = width or (found if other is None else other.columns[name].shape[1])
-        if found != expected:
-            raise DataError(f"the {name} of the episode have {found} dimensions, robot {robot.name!r} has {expected}")
+        if width is None and other is not None:
+            width = other.columns[name].shape[1]
+        if width not in (None, array.shape[1]):
+            raise DataError(
+                f"the {name} of the episode have {array.shape[1]} dimensions, robot {robot.name!r} has {width}"
+            )
 
 
 def _writing(directory: Path) -> contextlib.AbstractContextManager[None]:
-    return writing_into("the replay buffer", directory, "Make room, or choose another directory.")
+    return writing("the replay buffer", directory, "Make room, or choose another directory.")
 
 
 def episode_files(directory: Path) -> dict[int, Path]:
