@@ -154,18 +154,6 @@ def test_a_column_that_sounds_like_an_outcome_is_named_and_nothing_guessed(tmp_p
         assert read_outcomes(dataset, OutcomeConfig(unlabeled=unlabeled, **way_out)).success.tolist() == [1, 0]
 
 
-def test_metadata_that_are_not_understood_are_no_success(tmp_path):
-    built = build(tmp_path, version="v3.0", cameras="none", rewards="none", lengths=(2, 3))
-    for episode in range(2):
-        set_episode(built, "success", 0.5, episode)
-    for unlabeled in ("error", "success"):
-        message = complaint(open_dataset(built.root), OutcomeConfig(unlabeled=unlabeled))
-        assert "2 episodes say nothing about success (0, 1), and what success in their metadata means" in message
-        assert "label them (pirl data label)" in message
-    write_labels(built.root, {0: Label(0, success=True), 1: Label(1, success=False)})
-    assert read_outcomes(open_dataset(built.root), OutcomeConfig()).success.tolist() == [1, 0]
-
-
 # Rewards of each episode of a dataset -> whether each succeeded, and after how many frames it ends.
 FAMILIES = {
     "0/1 at the end": ([[0, 0, 1], [0, 0, 0, 0]], [(1, 3), (0, 4)]),
@@ -402,11 +390,7 @@ def test_a_labelled_reward_is_the_raw_reward_of_the_last_step(tmp_path):
 def test_labels_of_other_data_are_refused(tmp_path):
     built = build(tmp_path, cameras="none")
     write_labels(built.root, {1: Label(1, success=True, length=4)})
-    message = complaint(open_dataset(built.root))
-    for text in ("episode 1", "4 frames", "5", "label it again", "meta/pirl_labels.jsonl"):
-        assert text in message
-    _, found = check_dataset(built.root)
-    assert any("episode 1" in str(problem) for problem in found if problem.severity == "problem")
+    assert "episode 1, meta/pirl_labels.jsonl: was labeled when it had 4 frames" in complaint(open_dataset(built.root))
 
 
 def test_a_label_of_an_episode_that_was_removed_is_a_note(tmp_path):
@@ -548,11 +532,3 @@ def test_the_summary_counts_what_is_there(tmp_path):
     described = {column["name"]: column for column in summary["columns"]}
     assert described["observation.state"]["shape"] == [4]
     assert described["next.done"]["dtype"] == "bool"
-
-
-def test_the_summary_holds_returns_that_hardly_differ(tmp_path):
-    """Three neighbouring float32 numbers have no ten float32 bins between them."""
-    steps = np.float32(1e6) + np.float32([0, 1 / 16, 2 / 16])
-    table = recorded(tmp_path, {"next.reward": [[float(step)] for step in steps]}, types={"next.reward": pa.float32()})
-    returns = summarize(table, OutcomeConfig("raw"))["outcomes"]["returns"]
-    assert sum(returns["counts"]) == 3

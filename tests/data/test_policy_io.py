@@ -295,12 +295,3 @@ def test_a_camera_is_never_lost_in_silence():
     assert observation.images["base_0_rgb"].shape == (2, 56, 56, 3)
     masks = {slot: mask.tolist() for slot, mask in observation.image_masks.items()}
     assert masks == {"base_0_rgb": [True, True], "left_wrist_0_rgb": [False, False]}
-
-
-@pytest.mark.parametrize("declared", [True, False])
-def test_a_robot_wider_than_the_model_needs_a_wider_model(declared):
-    robot = dataclasses.replace(ARM, cameras={}, state_dim=34 if declared else None)
-    with pytest.raises(DataError, match=r"34.*takes 32: use a model with action_dim >= 34"):
-        PolicyIO(robot, dataclasses.replace(STATE_ONLY, action_dim=32), None, None).observation({}, np.zeros((1, 34)))
-    wider = PolicyIO(robot, dataclasses.replace(STATE_ONLY, action_dim=34), None, None)
-    assert wider.observation({}, np.ones((1, 34))).state.tolist() == [[1.0] * 34]

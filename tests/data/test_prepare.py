@@ -13,7 +13,6 @@ from pirl.data import (
     ChunkShape,
     Dataset,
     DatasetSource,
-    FrameCacheConfig,
     Loader,
     OutcomeConfig,
     PolicyIO,
@@ -134,17 +133,6 @@ def test_statistics_are_computed_once_for_the_same_content(tmp_path, cache):
     assert dataset_norm_stats(open_dataset(built.root), BLIND, 4)["state"].mean[0] == first["state"].mean[0]
 
 
-def test_a_damaged_cache_is_computed_again(tmp_path, cache):
-    dataset = open_dataset(build(tmp_path / "dataset", cameras="none").root)
-    first = dataset_norm_stats(dataset, BLIND, 4)
-    (file,) = (path for path in cache.rglob("*") if path.is_file())
-    whole = file.read_text()
-    for damage in ("", whole[: len(whole) // 2], "{}"):
-        file.write_text(damage)
-        assert dataset_norm_stats(dataset, BLIND, 4) == first
-        assert file.read_text() == whole
-
-
 def test_a_robot_that_does_not_fit_the_data_is_told_what_it_has(tmp_path):
     built = build(tmp_path / "dataset", cameras="none")
     edit_data(built, lambda table: table.append_column("note", pa.array(["fine"] * table.num_rows)))
@@ -186,21 +174,6 @@ def test_a_robot_has_words_for_data_without_a_task(tmp_path):
     assert said == ["pick it up", "do the usual", "pick it up"]
     # A model that reads nothing needs no words.
     assert len(load_trajectories(dataset, BLIND, get_model_config("tiny_state")).prompts) == 2
-
-
-def test_frames_are_kept_as_asked_and_decoded_once(tmp_path, monkeypatch):
-    dataset = open_dataset(build(tmp_path / "dataset", cameras="image").root)
-    config = FrameCacheConfig(56, 56, "png", tmp_path / "frames")
-    with pytest.raises(ConfigError, match="28×28"):
-        load_trajectories(dataset, ARM, TINY, frame_cache=FrameCacheConfig(28, 28), progress=False)
-    found = load_trajectories(dataset, ARM, TINY, frame_cache=config, progress=False)
-    assert found.frames["base_0_rgb"].gather(np.arange(3)).shape == (3, 56, 56, 3)
-    assert (tmp_path / "frames").is_dir()
-    monkeypatch.setattr(Dataset, "decode", lambda *_: pytest.fail("decoded again"))
-    again = load_trajectories(open_dataset(dataset.root), ARM, TINY, frame_cache=config)
-    rows = np.arange(len(dataset))
-    for slot, frames in found.frames.items():
-        np.testing.assert_array_equal(frames.gather(rows), again.frames[slot].gather(rows))
 
 
 # --- selection ------------------------------------------------------------------------------------------------------

@@ -172,17 +172,6 @@ def test_a_step_always_gives_the_same_samples_and_shares_make_up_the_batch(tmp_p
     assert states[0] != states[2]
 
 
-def test_what_the_caller_does_with_its_arrays_later_does_not_matter():
-    """Whoever collects may fill the same arrays again."""
-    buffer, untouched = ReplayBuffer(100, SEEING), ReplayBuffer(100, SEEING)
-    episode = make_episode(1)
-    untouched.add(make_episode(1))
-    buffer.add(episode)
-    for array in (*episode.images.values(), episode.states, episode.actions, episode.rewards):
-        array[:] = 77
-    assert_same(gather(buffer, 0), gather(untouched, 0))
-
-
 # --- room -----------------------------------------------------------------------------------------------------------
 
 

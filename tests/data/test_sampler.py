@@ -150,17 +150,6 @@ def test_every_batch_is_full_and_no_sample_of_any_source_is_left_out_or_repeated
         assert abs(len(source.taken) - drawn * ratio / sum(ratios)) <= len(ratios)
 
 
-def test_sources_are_mixed_by_their_ratios_and_each_runs_through_its_own_epochs():
-    sources = [source((10,), rows_seed=1), source((20, 5), rows_seed=2)]
-    sampler = ChunkSampler(sources, batch_size=8, shape=ChunkShape(2), ratios=[0.3, 0.7])
-    seen = [rows_of(sampler.batch(step)) for step in range(10)]
-    mine = {tuple(state) for state in sources[0].trajectories.states}
-    from_first = [anchor for batch in seen for anchor in batch if anchor in mine]
-    assert len(from_first) == 24
-    assert all(2 <= sum(anchor in mine for anchor in batch) <= 3 for batch in seen)
-    assert set(from_first[:10]) == mine
-
-
 def test_a_used_up_pool_is_let_go():
     frames = Painted()
     trajectories = build([4] * 6, frames={"base_0_rgb": frames})
@@ -171,26 +160,6 @@ def test_a_used_up_pool_is_let_go():
         next(sampler)
         released.append(frames.released)
     assert released == [0, 0, 1, 1, 2, 2]
-
-
-def test_pictures_come_from_the_rows_of_the_chunks():
-    frames = Painted(size=(56, 56))
-    trajectories = build([6, 6], frames={"base_0_rgb": frames})
-
-    robot = Robot(
-        "arm", cameras={"base_0_rgb": "camera"}, state=("state",), actions=("action",), state_dim=3, action_dim=2
-    )
-    model = get_model_config("tiny")
-    io = PolicyIO(robot, model, None, Tokenizer.for_model(model))
-    sampler = ChunkSampler(
-        [DatasetSource(trajectories, ChunkIndexSampler(trajectories, seed=0), io)], batch_size=5, shape=ChunkShape(2)
-    )
-    batch = next(sampler)
-    for observation in (batch.observations, batch.next_observations):
-        rows = [int(np.flatnonzero((trajectories.states == s[:3]).all(axis=1))[0]) for s in observation.state]
-        assert observation.images["base_0_rgb"][:, 0, 0, 2].tolist() == rows
-        assert not observation.images["left_wrist_0_rgb"].any()
-        assert not observation.image_masks["left_wrist_0_rgb"].any()
 
 
 def test_a_prompt_that_does_not_fit_is_refused_at_the_start_but_only_if_a_frame_has_it():

@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from arena import Case, Hurt, cut, delete, directory, link, move_out, nothing, parametrized, pipe, scramble, write
+from arena import Case, Hurt, delete, directory, link, move_out, nothing, parametrized, pipe, write
 
 INFO = "v2.1/meta/info.json"
 EPISODES = "v2.1/meta/episodes.jsonl"
@@ -142,66 +142,40 @@ TEMPLATES = [
 
 LISTS = [
     Case("data_path is of half a character", info("data_path", "data/\ud800{episode_index}"), CHECK, ["episodes 0-2", "is missing"], findings=True),
-    Case("the list of episodes is missing", delete(EPISODES), INSPECT, ["meta/episodes.jsonl: is missing"]),
     Case("the list of episodes is a pipe", pipe(EPISODES), INSPECT, ["episodes.jsonl", "not a regular file"]),
     Case("the list of episodes leads out", move_out(EPISODES), INSPECT, ["episodes.jsonl", "link that leaves"]),
     Case("the list of episodes is no text", write(EPISODES, b"\xff\xfe\0\1"), INSPECT, ["episodes.jsonl", "cannot be read"]),
     Case("a line of the list is a deep nest", write(EPISODES, "[" * 50_000 + "\n"), INSPECT, ["episodes.jsonl", "line 1"]),
-    Case("a line of the list is a number", write(EPISODES, "7\n"), INSPECT, ["episodes.jsonl", "line 1", "not an object"]),
     Case("an episode is numbered by a fraction", episode("episode_index", 1.5), CHECK, ["episodes.jsonl", "1.5"], findings=True),
     Case("an episode is numbered by 10^30", episode("episode_index", 10**30), CHECK, ["episodes.jsonl", "episode_index"], findings=True),
-    Case("an episode lies about its length", episode("length", 4000), CHECK, ["episode 1", "4000"], findings=True),
-    Case("an episode has a negative length", episode("length", -3), CHECK, ["episode 1", "length is not a count"], findings=True),
     Case("tasks are a pipe", pipe("v2.1/meta/tasks.jsonl"), CHECK, ["tasks.jsonl", "not a regular file"], findings=True),
     Case("tasks are a pickle", write("v2.1/meta/tasks.jsonl", pickle.dumps(Bait())), CHECK, ["tasks.jsonl"], findings=True),
-    Case("the table of episodes is cut", cut(V3_LIST), "data check v3.0", ["meta/episodes", "cannot be read"], findings=True),
     Case("the table of episodes is a pipe", pipe(V3_LIST), "data check v3.0", ["meta/episodes", "not a regular file"], findings=True),
     Case("the table of episodes is text", write(V3_LIST, "PAR1 no PAR1"), "data check v3.0", ["meta/episodes", "cannot be read"], findings=True),
-    Case("a video begins at NaN", column(V3_LIST, f"videos/{CAMERA}/from_timestamp", float("nan")), "data check v3.0", ["from_timestamp", "nan"], findings=True),
-    Case("a video is in file -1", column(V3_LIST, f"videos/{CAMERA}/file_index", -1), "data check v3.0", ["file_index", "-1"], findings=True),
     Case("tasks of v3 are numbers", column("v3.0/meta/tasks.parquet", "task_index", "zero"), "data check v3.0", ["tasks.parquet", "zero"], findings=True),
 ]  # fmt: skip
 
 ROWS = [
-    Case("a data file is cut", cut(DATA), CHECK, ["episode_000001.parquet", "cannot be read"], findings=True),
-    Case("a data file is scrambled", scramble(DATA), CHECK, ["episode_000001.parquet"], findings=True),
-    Case("a data file is empty", write(DATA, b""), CHECK, ["episode_000001.parquet", "cannot be read"], findings=True),
-    Case("a data file is a directory", directory(DATA), CHECK, ["episode_000001.parquet", "not a regular file"], findings=True),
     Case("a data file is a pipe", pipe(DATA), CHECK, ["episode_000001.parquet", "not a regular file"], findings=True),
     Case("a data file is a device", link(DATA, "/dev/zero"), CHECK, ["episode_000001.parquet"], findings=True),
-    Case("a data file leads out", move_out(DATA), CHECK, ["0 problems"], code=0, findings=True),
     Case("all data leads out", move_out("v2.1/data"), CHECK, ["0 problems"], code=0, findings=True),
     Case("a data file is a pickle", write(DATA, pickle.dumps(Bait())), CHECK, ["episode_000001.parquet"], findings=True),
-    Case("a data file is a pointer of git-lfs", write(DATA, "version https://git-lfs.github.com/spec/v1\n"), CHECK, ["episode_000001.parquet"], findings=True),
     Case("episode numbers are words", column(V3_DATA, "episode_index", "first"), "data check v3.0", ["file-000.parquet", "episode_index"], findings=True),
     Case("episode numbers are missing values", column(V3_DATA, "episode_index", lambda n: pa.nulls(n, pa.int64())), "data check v3.0", ["file-000.parquet", "empty"], findings=True),
     Case("episode numbers are NaN", column(V3_DATA, "episode_index", float("nan")), "data check v3.0", ["file-000.parquet", "nan"], findings=True),
     Case("episode numbers are lists of lists", column(V3_DATA, "episode_index", [[0, 1]]), "data check v3.0", ["file-000.parquet"], findings=True),
-    Case("frame numbers are all the same", column(DATA, "frame_index", 0), CHECK, ["episode 1", "frame_index"], findings=True),
     Case("frame numbers are negative", column(DATA, "frame_index", -5), CHECK, ["episode 1", "frame_index"], findings=True),
-    Case("the task is a number of none", column(DATA, "task_index", 99), CHECK, ["task_index", "99"], findings=True),
-    Case("actions are words", column(DATA, "action", "left"), CHECK, ["action", "should hold numbers", "string"], findings=True),
-    Case("actions are of two widths", column(DATA, "action", lambda n: pa.array([[0.0] * (3 + i % 2) for i in range(n)])), CHECK, ["action", "episode 1"], findings=True),
-    Case("actions are infinite", column(DATA, "action", [float("inf")] * 3), CHECK, ["action", "not finite", "inf"], findings=True),
     Case("actions are structures", column(DATA, "action", {"x": 1.0}), CHECK, ["action", "should hold numbers"], findings=True),
     Case("rewards are words", column(DATA, "next.reward", "good"), CHECK, ["next.reward"], findings=True),
     Case("success is two", column(DATA, "next.success", 2), CHECK, ["next.success", "should be 0 or 1"], findings=True),
-    Case("time is NaN", column(DATA, "timestamp", float("nan")), CHECK, ["timestamp", "not finite", "0 problems"], code=0, findings=True),
-    Case("pictures are text", column("pictures/data/chunk-000/episode_000001.parquet", CAMERA, "a cat"), "data check pictures", [CAMERA, "frame 0"], findings=True),
     Case("pictures are PostScript, which would be run", column("pictures/data/chunk-000/episode_000001.parquet", CAMERA, {"bytes": b"%!PS-Adobe-3.0 EPSF\n%%BoundingBox: 0 0 9 9\n"}), "data check pictures", [CAMERA, "cannot identify"], findings=True),
     Case("pictures are paths to files outside", column("pictures/data/chunk-000/episode_000001.parquet", CAMERA, {"path": "/etc/passwd"}), "data check pictures", [CAMERA, "there is none"], findings=True),
 ]  # fmt: skip
 
 VIDEOS = [
-    Case("a video is missing", delete(VIDEO), CHECK, ["episode 1", "the video file is missing"], findings=True),
-    Case("a video is text", write(VIDEO, "no video"), CHECK, ["episode 1", "episode_000001.mp4", "no whole mp4"], findings=True),
-    Case("a video is empty", write(VIDEO, b""), CHECK, ["episode 1", "episode_000001.mp4"], findings=True),
-    Case("a video is cut", cut(VIDEO), CHECK, ["episode 1", "episode_000001.mp4"], findings=True),
     Case("a video is a playlist of other files", write(VIDEO, PLAYLIST), CHECK, ["episode 1", "no whole mp4"], findings=True),
     Case("a video is a list for concatenation", write(VIDEO, "ffconcat version 1.0\nfile /etc/hostname\n"), CHECK, ["episode 1", "no whole mp4"], findings=True),
     Case("a video is a pipe", pipe(VIDEO), CHECK, ["episode 1", "not a regular file"], findings=True),
-    Case("a video leads out", move_out(VIDEO), CHECK, ["0 problems"], code=0, findings=True),
-    Case("a video is a directory", directory(VIDEO), CHECK, ["episode 1", "not a regular file"], findings=True),
     Case("a broken video is looked into", write(VIDEO, "no video"), "data info v2.1 --unlabeled success", [], code=0, findings=True),
     Case("the first video is broken, and looked into", write(VIDEO.replace("000001", "000000"), "no"), CHECK, ["episode 0", "no whole mp4"], findings=True),
 ]  # fmt: skip

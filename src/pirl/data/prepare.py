@@ -3,7 +3,8 @@
 import contextlib
 import hashlib
 import logging
-from collections.abc import Mapping
+import math
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,7 +17,7 @@ from pirl.data.lerobot.parquet import DepthImageError
 from pirl.data.lerobot.reader import Dataset
 from pirl.data.norm_stats import compute_norm_stats, degenerate_dimensions, safe_scales, sample_range
 from pirl.data.outcomes import OutcomeConfig, Outcomes, read_outcomes, try_outcomes
-from pirl.data.problems import Problem, format_episodes, format_problems
+from pirl.data.problems import BrokenDatasetError, Problem, format_episodes, format_problems
 from pirl.data.robots import Robot
 from pirl.data.transforms import make_mask
 from pirl.errors import CheckpointError, ConfigError, DataError
@@ -29,29 +30,39 @@ logger = logging.getLogger(__name__)
 INTERVENTION_COLUMNS = ("intervention", "is_intervention", "complementary_info.is_intervention", "intervene_flag")
 
 
+def robot_problems(dataset: Dataset, robot: Robot) -> Iterator[Problem]:
+    """What a robot needs that is not in the dataset, or that has another width."""
+    for names, width in ((robot.state, robot.state_dim), (robot.actions, robot.action_dim)):
+        for name in (name for name in names if name not in dataset.column_names):
+            has = ", ".join(dataset.column_names)
+            yield Problem(f"is not in the data, and robot {robot.name} needs it; the columns are {has}", column=name)
+        declared = [dataset.info.features[name].shape for name in names if name in dataset.info.features]
+        found = sum(map(math.prod, declared))
+        if width is not None and len(declared) == len(names) and found != width:
+            yield Problem(f"has {found} dimensions, robot {robot.name} has {width}", column=" + ".join(names))
+    for name in (name for name in robot.cameras.values() if name not in dataset.cameras):
+        has = ", ".join(dataset.cameras) or "none"
+        yield Problem(f"is no camera of the dataset, and robot {robot.name} needs it; it has {has}", column=name)
+
+
 def robot_columns(
     dataset: Dataset, robot: Robot
 ) -> tuple[Float[np.ndarray, "rows state_dim"], Float[np.ndarray, "rows action_dim"]]:
     """States and actions of every frame, as the robot description puts them together."""
-    wanted = [*robot.state, *robot.actions]
-    if missing := [name for name in wanted if name not in dataset.column_names]:
-        raise DataError(
-            f"{dataset.name} has no column {', '.join(missing)}, which robot {robot.name!r} needs. It has "
-            f"{', '.join(dataset.column_names)}: choose another robot, or describe this one."
-        )
-    columns = dataset.columns(wanted)
-    if text := [name for name in wanted if columns[name].dtype.kind not in "biuf"]:
+    cameras = set(robot.cameras.values())
+    if problems := [problem for problem in robot_problems(dataset, robot) if problem.column not in cameras]:
+        raise BrokenDatasetError(dataset.name, problems, f"does not fit robot {robot.name!r}")
+    columns = dataset.columns([*robot.state, *robot.actions])
+    if text := [name for name, values in columns.items() if values.dtype.kind not in "biuf"]:
         raise DataError(f"{dataset.name}: {', '.join(text)} holds no numbers, robot {robot.name!r} needs them.")
-    joined = []
-    for names, width in ((robot.state, robot.state_dim), (robot.actions, robot.action_dim)):
-        parts = [columns[name].astype(np.float32).reshape(len(dataset), -1) for name in names]
-        array = np.concatenate(parts, axis=1)
-        if width is not None and array.shape[1] != width:
-            raise DataError(
-                f"{dataset.name}: {' + '.join(names)} has {array.shape[1]} dimensions, robot {robot.name!r} has {width}."
-            )
-        joined.append(array)
-    return joined[0], joined[1]
+    states, actions = (
+        np.concatenate([columns[name].astype(np.float32).reshape(len(dataset), -1) for name in names], axis=1)
+        for names in (robot.state, robot.actions)
+    )
+    for values, width in ((states, robot.state_dim), (actions, robot.action_dim)):  # columns may not be declared
+        if width not in (None, values.shape[1]):
+            raise DataError(f"{dataset.name} has {values.shape[1]} dimensions where robot {robot.name!r} has {width}.")
+    return states, actions
 
 
 def dataset_norm_stats(
@@ -100,11 +111,8 @@ def load_trajectories(
     progress: bool = True,
 ) -> Trajectories:
     """Everything a sampler needs of a dataset. Images are decoded once, into the frame cache."""
-    if unknown := {slot: name for slot, name in robot.cameras.items() if name not in dataset.cameras}:
-        raise DataError(
-            f"{dataset.name} has no camera {', '.join(unknown.values())}, which robot {robot.name!r} shows the model as "
-            f"{', '.join(unknown)}; it has {', '.join(dataset.cameras) or 'none'}."
-        )
+    if problems := list(robot_problems(dataset, robot)):
+        raise BrokenDatasetError(dataset.name, problems, f"does not fit robot {robot.name!r}")
     states, actions = robot_columns(dataset, robot)
     found = read_outcomes(dataset, outcomes or OutcomeConfig())
     used = np.arange(len(dataset)) < np.repeat(found.ends, dataset.lengths)

@@ -2,7 +2,6 @@
 
 import itertools
 import logging
-import math
 import os
 import re
 from collections.abc import Collection, Iterator, Sequence
@@ -19,6 +18,7 @@ from pirl.data.lerobot.rows import by_episode
 from pirl.data.lerobot.video import MISSING, UNLISTED
 from pirl.data.norm_stats import compute_norm_stats, degenerate_dimensions
 from pirl.data.outcomes import END_COLUMNS, REWARD_COLUMN, SUCCESS_COLUMNS, OutcomeConfig, try_outcomes
+from pirl.data.prepare import robot_problems
 from pirl.data.problems import BrokenDatasetError, Problem, format_episodes, format_problems
 from pirl.data.robots import Robot
 from pirl.errors import ConfigError, DataError
@@ -201,7 +201,7 @@ def check_dataset(
     config = outcomes or OutcomeConfig()
     try:
         dataset = scan_episodes(source, episodes)
-        if robot is not None and (missing := list(_check_robot(dataset, robot))):
+        if robot is not None and (missing := list(robot_problems(dataset, robot))):
             raise BrokenDatasetError(dataset.name, missing)
         columns = _all_numbers(dataset) if robot is None else (*robot.state, *robot.actions)
         cameras = _all_cameras(dataset) if robot is None else tuple(robot.cameras.values())
@@ -230,21 +230,6 @@ def check_dataset(
         notes += _check_outcomes(usable, config)
         notes += _check_ranges(usable, _STATES_AND_ACTIONS if robot is None else columns)
     return usable, list(dict.fromkeys([*problems, *notes]))
-
-
-def _check_robot(dataset: Dataset, robot: Robot) -> Iterator[Problem]:
-    """What a robot needs that is not in the dataset, or that has another width."""
-    for names, width in ((robot.state, robot.state_dim), (robot.actions, robot.action_dim)):
-        for name in (name for name in names if name not in dataset.column_names):
-            has = ", ".join(dataset.column_names)
-            yield Problem(f"is not in the data, and robot {robot.name} needs it; the columns are {has}", column=name)
-        declared = [dataset.info.features[name].shape for name in names if name in dataset.info.features]
-        found = sum(map(math.prod, declared))
-        if width is not None and len(declared) == len(names) and found != width:
-            yield Problem(f"has {found} dimensions, robot {robot.name} has {width}", column=" + ".join(names))
-    for name in (name for name in robot.cameras.values() if name not in dataset.cameras):
-        has = ", ".join(dataset.cameras) or "none"
-        yield Problem(f"is no camera of the dataset, and robot {robot.name} needs it; it has {has}", column=name)
 
 
 def _all_numbers(dataset: Dataset) -> tuple[str, ...]:
