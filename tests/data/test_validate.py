@@ -112,7 +112,7 @@ def test_a_number_that_nobody_measured_is_a_problem_with_its_place(version, colu
     _, found = check_dataset(built.root)
     (problem,) = (entry for entry in found if entry.severity == "problem")
     assert (problem.episode, problem.column, problem.value) == (1, column, shown)
-    assert problem.message == "frame 2, dimension 1 is no measurement, and its square is beyond float32"
+    assert problem.message == "frame 2 is no measurement, and its square is beyond float32"
     episodes = pq.read_table(built.root / problem.file)["episode_index"].to_pylist()
     assert 1 in episodes, "the file that is named is the one that holds it"
 

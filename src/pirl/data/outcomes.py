@@ -239,10 +239,8 @@ def _read_columns(dataset: Dataset, names: Mapping[str, str | None]) -> tuple[di
             message = f"should be {'finite' if key == 'reward' else '0 or 1'} in every frame{_LABEL_ALL}"
             problems.append(Problem(message, column=name, value=str(values[wrong[0][1][0]])))
             continue
-        for episode, rows in wrong:
-            frame, number = int(rows[0] - dataset.starts[episode]), int(dataset.episode_ids[episode])
-            message = f"frame {frame} {'is not finite' if key == 'reward' else 'should be 0 or 1'}{_LABEL_ALL}"
-            problems.append(Problem(message, "problem", number, None, name, str(values[rows[0]])))
+        message = f"{'is not finite' if key == 'reward' else 'should be 0 or 1'}{_LABEL_ALL}"
+        problems += dataset.problems_at(np.flatnonzero(~sound), message, name, values)
         found[key] = np.where(sound, values, 0) if key == "reward" else sound & (values == 1)
     return found, problems
 

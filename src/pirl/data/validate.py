@@ -14,7 +14,6 @@ from pirl.data.labels import LABEL_FILE, read_labels
 from pirl.data.lerobot.format import DEFAULT_COLUMNS
 from pirl.data.lerobot.parquet import DepthImageError, is_numeric
 from pirl.data.lerobot.reader import Dataset, scan_dataset
-from pirl.data.lerobot.rows import by_episode
 from pirl.data.lerobot.video import MISSING, UNLISTED
 from pirl.data.norm_stats import compute_norm_stats, degenerate_dimensions
 from pirl.data.outcomes import END_COLUMNS, REWARD_COLUMN, SUCCESS_COLUMNS, OutcomeConfig, try_outcomes
@@ -124,30 +123,23 @@ def _check_numbers(dataset: Dataset, names: Sequence[str], ends: np.ndarray) -> 
         types = dataset.rows.column_types.get(name, ())
         wrong = {file: kind for file, kind in enumerate(types) if kind is not None and not is_numeric(kind)}
         for file, kind in wrong.items():
-            yield from _of_file(dataset, file, "should hold numbers", name, f"{kind!s:.60}")
+            yield from dataset.problems_of_file(file, "should hold numbers", name, f"{kind!s:.60}")
         if types and not wrong:
             numeric.append(name)
     columns, problems = dataset.try_columns(numeric)
     yield from problems
     used = np.arange(len(dataset)) < np.repeat(ends, dataset.lengths)
     for name, values in columns.items():
-        if values.dtype.kind == "f":
-            finite = np.isfinite(values)
-            yield from _wrong_values(dataset, name, values, ~finite, used, "is not finite")
-            message = "is no measurement, and its square is beyond float32"
-            yield from _wrong_values(dataset, name, values, finite & (np.abs(values) > LARGEST), used, message)
-
-
-def _wrong_values(
-    dataset: Dataset, name: str, values: np.ndarray, wrong: np.ndarray, used: np.ndarray, message: str
-) -> Iterator[Problem]:
-    wrong = wrong.reshape(len(values), -1)
-    for episode, rows in by_episode(dataset.starts, np.flatnonzero(wrong.any(axis=1) & used)):
-        row, dimension = int(rows[0]), int(np.argmax(wrong[rows[0]]))
-        frame = f"frame {row - dataset.starts[episode]}" + (f", dimension {dimension}" if values.ndim > 1 else "")
-        file = dataset.rows.files[dataset.rows.file_of_row[row]]
-        number, value = int(dataset.episode_ids[episode]), str(values[row].ravel()[dimension])
-        yield Problem(f"{frame} {message}{_and_more(len(rows))}", "problem", number, file, name, value)
+        if values.dtype.kind != "f":
+            continue
+        flat = values.reshape(len(values), -1)
+        finite = np.isfinite(flat)
+        too_large = finite & (np.abs(flat) > LARGEST)
+        message = "is no measurement, and its square is beyond float32"
+        for wrong, said in ((~finite, "is not finite"), (too_large, message)):
+            rows = np.flatnonzero(wrong.any(axis=1) & used)
+            first = flat[np.arange(len(flat)), wrong.argmax(axis=1)] if len(rows) else None
+            yield from dataset.problems_at(rows, said, name, first)
 
 
 def _check_frames(dataset: Dataset, camera: str) -> Iterator[Problem]:
@@ -155,7 +147,7 @@ def _check_frames(dataset: Dataset, camera: str) -> Iterator[Problem]:
     if camera in dataset.rows.column_types:
         for file, kind in enumerate(dataset.rows.column_types[camera]):
             if kind is None:
-                yield from _of_file(dataset, file, "is not in this file, though it is in others", camera)
+                yield from dataset.problems_of_file(file, "is not in this file, though it is in others", camera)
         return
     segments, problems = dataset.segments(camera)
     if dataset.info.features[camera].dtype == "image" and not any(segments):
@@ -164,21 +156,12 @@ def _check_frames(dataset: Dataset, camera: str) -> Iterator[Problem]:
         yield from _of_severity(problems, "problem")
 
 
-def _of_file(dataset: Dataset, file: int, message: str, column: str, value: str | None = None) -> Iterator[Problem]:
-    for episode in dataset.rows.episodes_of_file(file):
-        yield Problem(message, "problem", episode, dataset.rows.files[file], column, value)
-
-
 def _of_severity(problems: Sequence[Problem], severity: str) -> list[Problem]:
     return [problem for problem in problems if problem.severity == severity]
 
 
 def _pixels(size: tuple[int, int] | None) -> str:
     return f"{size[0]}×{size[1]}" if size else ""
-
-
-def _and_more(frames: int) -> str:
-    return f" (and {frames - 1} more frames)" if frames > 1 else ""
 
 
 # --- everything there is to report -----------------------------------------------------------------------------------
@@ -284,10 +267,8 @@ def _check_time(dataset: Dataset) -> Iterator[Problem]:
     time = time.astype(np.float64)
     increases = np.diff(time, prepend=-np.inf) > 0
     increases[dataset.starts[:-1]] = True
-    for episode, rows in by_episode(dataset.starts, np.flatnonzero(~increases)):
-        message = f"time does not increase at frame {rows[0] - dataset.starts[episode]}; frames are in the order of "
-        value, number = f"{time[rows[0]]:.6g} s after {time[rows[0] - 1]:.6g} s", int(dataset.episode_ids[episode])
-        yield Problem(f"{message}frame_index", "note", number, None, "timestamp", value)
+    message = "is not later than the frame before; frames are in the order of frame_index"
+    yield from dataset.problems_at(np.flatnonzero(~increases), message, "timestamp", time, "note")
     frames, fps = np.arange(len(time)) - np.repeat(dataset.starts[:-1], dataset.lengths), dataset.info.fps
     if (off := np.abs(time - frames / fps).max()) > 0.5 / fps:
         message = f"is off the frame rate of {fps:g} by up to {off:.3g} s; frames are matched by counting"

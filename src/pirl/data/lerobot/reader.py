@@ -8,6 +8,7 @@ import threading
 from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pyarrow as pa
@@ -156,24 +157,15 @@ class Dataset:
         arrays: dict[str, np.ndarray] = {}
         problems: list[Problem] = []
 
-        def complain(message: str, column: str | None = None, error: ColumnError | None = None) -> None:
-            wrong = None if error is None else error.rows
-            for episode, mine in by_episode(self.starts, rows if wrong is None else rows[wrong]):
-                more = f" (and {len(mine) - 1} more frames)" if len(mine) > 1 else ""
-                said = message if wrong is None else f"frame {mine[0] - self.starts[episode]} {message}{more}"
-                value, number = error.value if error else None, int(self.episode_ids[episode])
-                problems.append(Problem(said, "problem", number, relative, column, value))
-
         try:
             most_values = 4 * self.rows.file_sizes[file] * (widest + 1)
             table, _ = read_table(resolve_inside(self.root, relative, links=True), names, most_values)
         except ValueError as error:  # a DataError is one
-            complain(str(error))
-            return {}, problems
+            return {}, self.problems_of_file(file, str(error))
         used = self.rows.row_in_file[rows]
         for name in names:
             if name not in table.column_names:
-                complain("is not in this file, though it is in others", name)
+                problems += self.problems_of_file(file, "is not in this file, though it is in others", name)
                 continue
             try:
                 column = table[name]
@@ -181,8 +173,36 @@ class Dataset:
                     column = column.take(pa.array(used))
                 arrays[name] = to_numpy(column, shapes[name])
             except ColumnError as error:
-                complain(str(error), name, error)
+                if error.rows is None:
+                    problems += self.problems_of_file(file, str(error), name, error.value)
+                else:
+                    problems += self.problems_at(rows[error.rows], str(error), name, error.value)
         return arrays, problems
+
+    def problems_of_file(
+        self, file: int, message: str, column: str | None = None, value: str | None = None
+    ) -> list[Problem]:
+        """A problem of every episode that a data file holds."""
+        relative, numbers = self.rows.files[file], self.rows.episodes_of_file(file)
+        return [Problem(message, "problem", number, relative, column, value) for number in numbers]
+
+    def problems_at(
+        self,
+        rows: Int64[np.ndarray, " rows"],
+        message: str,
+        column: str,
+        found: np.ndarray | str | None,
+        severity: Literal["problem", "note"] = "problem",
+    ) -> list[Problem]:
+        """A problem of every episode that these rows are of, at the first of them; `found` is what is there, by row."""
+        problems = []
+        for episode, mine in by_episode(self.starts, rows):
+            first, more = int(mine[0]), f" (and {len(mine) - 1} more frames)" if len(mine) > 1 else ""
+            said = f"frame {first - self.starts[episode]} {message}{more}"
+            file, number = self.rows.files[self.rows.file_of_row[first]], int(self.episode_ids[episode])
+            value = str(found[first]) if isinstance(found, np.ndarray) else found
+            problems.append(Problem(said, severity, number, file, column, value))
+        return problems
 
     def _read_beside(self, name: str) -> list[Problem]:
         """Read a column of a table under meta/, such as the rewards that others have computed."""
