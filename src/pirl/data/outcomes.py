@@ -184,7 +184,7 @@ class OutcomeSources:
 
 
 def _read_sources(dataset: Dataset, config: OutcomeConfig) -> tuple[OutcomeSources, list[Problem]]:
-    """What is there, and what is wrong with it. The columns have their usual names unless others are configured."""
+    """Columns (by their usual names, unless configured), labels and metadata about outcomes, and problems with them."""
     problems: list[Problem] = []
     present, threshold = dataset.column_names, config.success_threshold
 

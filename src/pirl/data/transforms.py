@@ -327,7 +327,7 @@ def to_uint8_hwc(
 def resize_with_pad(
     image: UInt8[np.ndarray, "*batch _ _ 3"], height: int, width: int
 ) -> UInt8[np.ndarray, "*batch {height} {width} 3"]:
-    """Scale images to fit inside height × width without distortion (PIL's bilinear) and centre them on black."""
+    """Scale images to fit inside height × width without distortion (PIL's bilinear) and center them on black."""
     if image.dtype != np.uint8 or image.ndim < 3 or image.shape[-1] != 3 or 0 in image.shape[-3:]:
         raise DataError(
             f"an image to be resized has dtype {image.dtype} and shape {image.shape}; expected uint8 with shape "

@@ -172,7 +172,7 @@ def _read_feature(name: str, entry: Any) -> Feature | None:
 
 
 def _check_template(template: Any) -> str | None:
-    """What is wrong with a path template, if anything."""
+    """Why a path template is refused, or None."""
     if not isinstance(template, str) or not template or len(template) > 500:
         return "should be a path template"
     try:

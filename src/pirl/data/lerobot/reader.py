@@ -298,7 +298,7 @@ def is_beside(name: str) -> bool:
 
 
 def scan_dataset(source: str | os.PathLike[str]) -> Dataset:
-    """Open a dataset whatever is wrong with it, so that all of it can be told (in `problems`); see `open_dataset`."""
+    """Open a dataset whatever is wrong with it: `problems` lists it. See `open_dataset`."""
     root, name = locate(source)
     info = read_info(root)
     listing = read_listing(root, info)

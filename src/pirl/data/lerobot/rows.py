@@ -225,7 +225,7 @@ def _check_frames(frame_index: np.ndarray, episode_ids: np.ndarray, starts: np.n
 
 
 def _attribute_damage(info: Info, listing: Listing, damaged: Mapping[str, str], found: set[int]) -> Iterator[Problem]:
-    """Whose rows are lost with files of v3 that cannot be read: of listed episodes without rows, those listed there."""
+    """Attribute unreadable files of v3 to the episodes without rows that are listed there."""
     claims: dict[str, list[int]] = {relative: [] for relative in damaged}
     for number in sorted(set(listing.episodes) - found) if damaged else ():
         file = _listed_file(info, listing, number)
