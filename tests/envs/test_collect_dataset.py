@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -206,20 +205,6 @@ def test_a_dataset_that_something_else_wrote_is_not_continued(tmp_path, damage, 
     with pytest.raises(DataError, match=complaint):
         run(tmp_path, resume=True)
     assert files_of(tmp_path) == before
-
-
-def test_an_interruption_leaves_what_was_written(tmp_path):
-    def interrupt(result):
-        if result.index == 3:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        run(tmp_path, on_episode=interrupt)
-    assert len(read_episodes(tmp_path)) == 4
-    shutil.copytree(tmp_path, tmp_path / "copy")
-    run(tmp_path / "copy", resume=True)
-    run(tmp_path / "whole")
-    assert_same_dataset(tmp_path / "copy", tmp_path / "whole")
 
 
 @pytest.mark.parametrize("field", ["state", "actions"])

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from pirl.envs.experts import ExpertConfig, Flaws, with_flaws
-from pirl.errors import ConfigError
 
 LENGTH = 30
 
@@ -57,8 +56,3 @@ def test_an_expert_on_a_detour_moves_as_far_as_it_can_and_goes_on_afterwards() -
     actions = [expert() for _ in range(6)]
     wandering = [0.3, 0.0, -1.6, 7.0]  # what does not move, such as fingers, stays
     np.testing.assert_allclose(actions, [[0, 0, 0, 7], [0] * 4, wandering, wandering, [3] * 4, [4] * 4], rtol=1e-6)
-
-
-def test_a_detour_that_cannot_be_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"expert.detour = -1 should be zero or more"):
-        ExpertConfig(detour=-1)

@@ -14,7 +14,7 @@ import pytest
 from fakes import assert_images_change_nothing
 from pirl.envs.base import Start
 from pirl.envs.libero.env import MAX_STEPS, REST, LiberoEnv, Simulation, robot_observation
-from pirl.envs.libero.package import LiberoPackage, read_init_states, task_prompt
+from pirl.envs.libero.package import LiberoPackage, read_init_states
 from pirl.errors import ConfigError, ObservationError
 
 TASK = "put_the_bowl_on_the_plate"
@@ -136,19 +136,6 @@ def test_a_missing_asset_is_named(libero_assets: Path, tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match=f"{removed.name}.*hf download"):
             env.reset(seed=0, options={"task": TASK})
         (tmp_path / "aside").rename(removed)
-
-
-def test_prompts_and_order_of_tasks_are_the_packages() -> None:
-    pytest.importorskip("torch", reason="LIBERO's list of benchmarks imports torch, which is not installed")
-    package = LiberoPackage()
-    from libero.libero.benchmark import task_maps
-
-    for suite in MAX_STEPS:
-        assert package.tasks(suite) == tuple(task_maps[suite])
-        for name, task in task_maps[suite].items():
-            assert task_prompt(name) == task.language
-            assert package.description_file(suite, name).is_file()
-            assert package.init_states_file(suite, name).is_file()
 
 
 def test_it_is_quiet_and_asks_nothing(libero_assets: Path, tmp_path: Path) -> None:

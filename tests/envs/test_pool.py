@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from fakes import CREWED, MISHAPS, POINT, UNMAKEABLE, LocalPool, Point, StraightPolicy
-from pirl.envs import EnvConfig, ExpertConfig, Start, make_env, workers
+from pirl.envs import EnvConfig, ExpertConfig, Start, workers
 from pirl.envs.pool import ChunkResult, EnvPool, EpisodeFailed, Refused, ResetResult, default_size, open_pool
 from pirl.envs.rollout import make_starts, roll_out
 from pirl.envs.workers import Answer, ProcessPool, Ready, Worker, WorkerPool
@@ -95,13 +95,6 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
     monkeypatch.setattr(workers, "time", clock)
     return clock
-
-
-def test_it_is_a_pool_of_the_environment_that_its_workers_made(clock: Clock) -> None:
-    with ScriptedPool(clock, [(50, READY)], [(70, READY)], size=2) as scripted:
-        assert isinstance(scripted, EnvPool)
-        assert scripted.description == READY.description
-        assert clock.now == 1070, "they made them at the same time"
 
 
 @pytest.mark.parametrize(
@@ -268,38 +261,6 @@ def processes() -> Iterator[ProcessPool]:
         yield processes
 
 
-def test_answers_are_those_of_the_environment_itself(processes: ProcessPool) -> None:
-    env = make_env(EnvConfig(POINT))
-    actions = np.random.default_rng(0).uniform(-1, 1, (4, 2)).astype(np.float32)
-    processes.start(1, Start("left", 3))
-    started = processes.wait([1])[1]
-    assert isinstance(started, ResetResult)
-    observation, info = env.reset(seed=3, options={"task": "left"})
-    assert (started.prompt, started.task) == (info["prompt"], "left")
-    np.testing.assert_array_equal(started.observation["image"], observation["image"])
-    processes.execute(1, actions)
-    segment = processes.wait([1])[1]
-    assert isinstance(segment, ChunkResult)
-    for index, action in enumerate(actions[: len(segment.rewards)]):
-        observation, reward, terminated, _, _ = env.step(action)
-        np.testing.assert_array_equal(segment.observations["state"][index], observation["state"])
-        np.testing.assert_array_equal(segment.observations["image"][index], observation["image"])
-        assert segment.rewards[index] == reward
-    assert segment.terminated == terminated
-    np.testing.assert_array_equal(segment.actions, actions[: len(segment.rewards)])
-
-
-def test_the_expert_lives_in_the_worker_and_stops_with_the_episode(processes: ProcessPool) -> None:
-    processes.start(0, Start("left", 5), ExpertConfig())
-    processes.wait([0])
-    processes.execute(0, 100)
-    segment = processes.wait([0])[0]
-    assert isinstance(segment, ChunkResult)
-    assert segment.success
-    assert segment.terminated
-    assert 2 <= len(segment.actions) < 12
-
-
 def test_every_mishap_costs_one_episode_and_says_what_it_was(processes: ProcessPool) -> None:
     expected = {
         9001: "exit code 3",
@@ -337,12 +298,13 @@ def test_a_hang_costs_its_episode_and_no_other(processes: ProcessPool, monkeypat
     assert all(rollout.success for rollout in roll_out(processes, StraightPolicy(), starts, execute_steps=1))
 
 
-def test_processes_change_neither_the_episodes_nor_their_order(processes: ProcessPool) -> None:
+@pytest.mark.parametrize("actor", [StraightPolicy(), ExpertConfig(noise=0.3)])
+def test_processes_change_neither_the_episodes_nor_their_order(processes: ProcessPool, actor: Any) -> None:
     """Whoever answers first: slots at rest, slots in a group of their own, and fewer slots than episodes."""
     starts = make_starts(processes.description, 7, 4)
     with LocalPool(processes.size) as local:
         one, other = (
-            list(roll_out(each, StraightPolicy(), starts, execute_steps=4, keep_images=True, groups=2))
+            list(roll_out(each, actor, starts, execute_steps=4, keep_images=True, groups=2))
             for each in (processes, local)
         )
     assert [rollout.index for rollout in one] == [rollout.index for rollout in other]
@@ -420,14 +382,6 @@ def crewed() -> Iterator[tuple[EnvPool, set[int]]]:
         yield pool, crew
 
 
-def test_an_environment_may_start_processes_which_end_with_it(crewed: tuple[EnvPool, set[int]]) -> None:
-    pool, crew = crewed
-    pool.start(0, Start("left", 1))
-    assert isinstance(pool.wait([0])[0], ResetResult)
-    pool.close()
-    assert are_gone(crew)
-
-
 @pytest.mark.parametrize(("seed", "reason"), [(9002, "ended by SIGKILL"), (9004, "no answer within")])
 def test_what_a_lost_environment_has_started_ends_too(
     crewed: tuple[EnvPool, set[int]], seed: int, reason: str, monkeypatch: pytest.MonkeyPatch
@@ -444,7 +398,7 @@ def test_what_a_lost_environment_has_started_ends_too(
     assert are_gone(crew)
 
 
-_CREWED_PARENT = """
+_PARENT = """
 import sys
 sys.path.insert(0, sys.argv[1])
 import numpy as np
@@ -452,44 +406,7 @@ from pirl.envs import EnvConfig, Start
 from pirl.envs.pool import open_pool
 
 if __name__ == "__main__":
-    pool = open_pool(EnvConfig("fakes:fakes/Crewed-v0"), 1)
-    pool.start(0, Start("left", 9004))
-    pool.wait([0])
-    pool.execute(0, np.zeros((3, 2), np.float32))
-    print("hanging", flush=True)
-    sys.stdin.read()
-"""
-
-
-@pytest.mark.parametrize("end", ["by force", "without closing the pool"])
-def test_what_environments_have_started_ends_with_the_program(tmp_path: Path, end: str) -> None:
-    script = tmp_path / "parent.py"
-    script.write_text(_CREWED_PARENT)
-    command = [sys.executable, str(script), str(Path(__file__).parent)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as parent:
-        assert parent.stdin is not None
-        assert parent.stdout is not None
-        assert parent.stdout.readline() == b"hanging\n"
-        workers = children(parent.pid)
-        left = workers | crews(workers)
-        assert len(left) >= 2
-        if end == "by force":
-            parent.kill()
-        else:
-            parent.stdin.close()
-            assert parent.wait(60) == 0
-        assert are_gone(left)
-
-
-_PARENT = """
-import sys, time
-sys.path.insert(0, sys.argv[1])
-from pirl.envs import EnvConfig, Start
-from pirl.envs.pool import open_pool
-import numpy as np
-
-if __name__ == "__main__":
-    pool = open_pool(EnvConfig("fakes:fakes/Point-v0"), 2)
+    pool = open_pool(EnvConfig("fakes:fakes/Crewed-v0"), 2)
     for slot, seed in ((0, 9011), (1, 9004)):
         pool.start(slot, Start("left", seed))
     pool.wait([0, 1])
@@ -497,28 +414,38 @@ if __name__ == "__main__":
         pool.execute(slot, np.zeros((3, 2), np.float32))
     pool.wait([0])
     print("stepping", flush=True)
-    time.sleep(600)
+    sys.stdin.read()
 """
 
 
-def test_workers_end_with_a_killed_parent_and_never_write_to_its_output(tmp_path: Path) -> None:
+@pytest.mark.parametrize("end", ["by force", "without closing the pool"])
+def test_workers_and_what_they_started_end_with_the_program_and_never_write_to_its_output(
+    tmp_path: Path, end: str
+) -> None:
+    """One worker is at rest after it has talked, the other hangs in a step."""
     script = tmp_path / "parent.py"
     script.write_text(_PARENT)
     command = [sys.executable, str(script), str(Path(__file__).parent)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as parent:
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as parent:
+        assert parent.stdin is not None
         assert parent.stdout is not None
         assert parent.stderr is not None
-        # One worker is at rest after it has talked, the other hangs in a step.
         said = parent.stdout.readline()
         workers = children(parent.pid)
+        left = workers | crews(workers)
         assert len(workers) == 2
+        assert len(left) >= 4
         # Ctrl-C in a terminal reaches every process of the group; that alone ends no worker.
         for worker in workers:
             os.kill(worker, signal.SIGINT)
         time.sleep(0.2)
         assert all(map(is_running, workers))
-        parent.kill()
-        assert are_gone(workers)
+        if end == "by force":
+            parent.kill()
+        else:
+            parent.stdin.close()
+            assert parent.wait(60) == 0
+        assert are_gone(left)
         assert said + parent.stdout.read() == b"stepping\n"
         chatter = parent.stderr.read()
     assert b"SIMULATOR CHATTER" in chatter

@@ -72,21 +72,6 @@ def test_collecting_is_rolling_out_in_the_order_of_the_starts() -> None:
     assert all("image" in rollout.observations for rollout in rollouts)
 
 
-def test_the_order_is_that_of_the_turns() -> None:
-    def order(groups: int) -> list[int]:
-        with LocalPool(4) as pool:
-            starts = make_starts(pool.description, 20, 0)
-            return [r.index for r in roll_out(pool, StraightPolicy(), starts, execute_steps=2, groups=groups)]
-
-    assert order(1) == order(1)
-    assert order(2) == order(2)
-    with LocalPool(1) as pool:
-        alone = [
-            r.index for r in roll_out(pool, StraightPolicy(), make_starts(pool.description, 5, 0), execute_steps=6)
-        ]
-    assert alone == [0, 1, 2, 3, 4]
-
-
 def test_one_inference_serves_all_who_need_a_chunk() -> None:
     policy = StraightPolicy()
     with LocalPool(3) as pool:

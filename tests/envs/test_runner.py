@@ -6,10 +6,9 @@ import gymnasium
 import numpy as np
 import pytest
 
-from fakes import LocalPool, Point, StraightPolicy, assert_images_change_nothing
+from fakes import LocalPool, StraightPolicy
 from pirl.data.robots import Robot
 from pirl.envs import EnvAdapter, ExpertConfig, Start
-from pirl.envs.base import RobotEnv
 from pirl.envs.pool import ChunkResult, EnvRunner
 from pirl.envs.rollout import Rollout, make_starts, roll_out
 from pirl.envs.tabletop.env import TabletopEnv
@@ -35,7 +34,7 @@ def assert_same_episodes(one: list[Rollout], other: list[Rollout]) -> None:
             np.testing.assert_array_equal(left.observations[column], right.observations[column])
 
 
-@pytest.mark.parametrize("execute_steps", [1, 2, 3, 5])
+@pytest.mark.parametrize("execute_steps", [1, 3])
 def test_cameras_are_asked_once_for_each_plan(execute_steps: int) -> None:
     rollouts, pool, policy = roll_points(execute_steps)
     plans = sum(len(asked) for asked in policy.asked)
@@ -54,16 +53,6 @@ def test_only_the_episodes_whose_images_are_kept_are_seen_at_every_step() -> Non
     at_start_and_every_step = sum(1 + len(rollout) for rollout in rollouts[:2])
     only_for_plans = sum(1 + len(rollout) // 4 for rollout in rollouts[2:])
     assert sum(env.images_taken for env in pool.envs) == at_start_and_every_step + only_for_plans
-
-
-def test_an_episode_that_ends_before_the_image_leaves_it_out() -> None:
-    runner = EnvRunner(Point(limit=3))
-    runner.start(Start("left", 0))
-    result = runner.execute(np.zeros((5, 2), np.float32), "last")
-    assert result.truncated
-    assert result.observations.keys() == {"state"}
-    # The next one is seen again from its beginning.
-    assert runner.start(Start("left", 0)).observation.keys() == {"image", "state"}
 
 
 class Sparing(EnvAdapter):
@@ -94,13 +83,6 @@ def test_an_adapter_may_leave_images_out_too() -> None:
     assert adapter.taken == before + 1
     assert result.observations["image"].shape == (1, 4, 4, 3)
     assert result.observations["state"].shape == (4, 4)
-
-
-@pytest.mark.parametrize("observation", ["pixels", "state"])
-def test_a_table_goes_on_the_same_unseen(observation: str) -> None:
-    env: RobotEnv = TabletopEnv(image_size=16, action_noise=0.3, observation=observation, max_steps=13)  # type: ignore[arg-type]
-    actions = np.random.default_rng(0).uniform(-1, 1, (20, 3)).astype(np.float32)
-    assert_images_change_nothing(env, Start(env.tasks[0], 5), actions)
 
 
 def test_a_pool_of_tables_shows_what_each_of_them_would() -> None:

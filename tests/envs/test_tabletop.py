@@ -158,10 +158,10 @@ def test_an_option_that_makes_no_table_is_named(options: dict[str, Any], complai
         make_env(EnvConfig("tabletop", options=options))
 
 
-def test_what_a_table_cannot_take_is_named() -> None:
+def test_another_task_or_an_action_that_is_not_finite_is_refused() -> None:
     env = TabletopEnv(**SMALL)
-    with pytest.raises(ConfigError, match="no task 'put the pink block away'; it has 'put the red block in the blue"):
-        env.reset(options={"task": "put the pink block away"})
+    with pytest.raises(ConfigError, match="no task 'juggle'; it has 'put the red block in the blue"):
+        env.reset(options={"task": "juggle"})
     env.reset(seed=0)
     with pytest.raises(ObservationError, match=r"3 finite numbers, not \[ 0. nan"):
         env.step(np.array([0, np.nan, 0], np.float32))
@@ -236,25 +236,12 @@ def test_a_block_counts_as_inside_when_three_quarters_of_each_side_are(place: tu
     assert success == terminated == (reward == 1.0) == (distance < ZONE - BLOCK / 2)
 
 
-def test_the_right_block_in_another_zone_can_be_fetched_again() -> None:
-    env = table(0, gripper=(-0.1, 0.1))
-    assert let_go(env) == (0.0, False, False, False)
-    assert close_fingers(env) == (True, False)
-
-
 def test_a_block_that_slips_over_the_edge_ends_the_episode() -> None:
     place, off_centre = TABLE - 0.005, (TableConfig().precision + FINGERS) / 2
     env = table(gripper=(place - off_centre, 0.0), objects=1)
     put(env, bodies=[[place, 0.0]])
     assert close_fingers(env) == (False, True)
     assert np.abs(state_of(env)["bodies"]).max() > TABLE
-
-
-def test_what_is_held_beyond_the_edge_falls_when_it_is_let_go() -> None:
-    env = table(0, gripper=(REACH, 0.0))
-    put(env, grip=[TABLE - REACH + 0.002, 0.0])
-    assert not env.step(CLOSE)[2]
-    assert let_go(env) == (0.0, True, False, False)
 
 
 def test_running_out_of_time_is_no_end_of_the_task() -> None:
@@ -339,9 +326,6 @@ def test_noise_in_the_motors_is_normal_and_forgets_everything() -> None:
         (drawn[:-1], drawn[1:]),
         (drawn[:, :-1], drawn[:, 1:]),
         (drawn[..., 0], drawn[..., 1]),
-        (drawn[:-1, :, 0], drawn[1:, :, 1]),
-        (drawn[:-1, 1:], drawn[1:, :-1]),
-        (drawn[:-1] ** 2 - 1, drawn[1:] ** 2 - 1),
     ):
         assert abs((left * right).mean()) < 4.5 * left.std() * right.std() / np.sqrt(left.size)
 
@@ -431,43 +415,3 @@ def test_the_wrist_camera_stays_with_the_gripper() -> None:
         image = env._observe()[env.robot.cameras["left_wrist_0_rgb"]].astype(np.float64)
         error = center_of_color(image) - len(image) / 2 * (1 + away / WRIST * (1, -1))
         assert np.abs(error).max() <= 0.5
-
-
-@pytest.mark.parametrize("number", [0, 3])
-def test_distractors_are_drawn_and_look_like_no_block(number: int) -> None:
-    place = np.random.default_rng(number).uniform(-0.15, 0.15, 2)
-    tables = empty_tables(6, distractors=4)
-    tables.bodies[0, 4 + number] = place
-    for block in range(4):
-        tables.bodies[1 + block, block] = place
-    distractor, *blocks, bare = overhead(tables, 56)
-    column, row = np.floor(28 + place * (1, -1) * 28 / OVERHEAD).astype(int)
-    change = np.abs(distractor - bare).max(axis=2)
-    assert change.max() > 25
-    for block in blocks:
-        assert np.abs(distractor - block)[row, column].max() > 40
-    # Nothing changes elsewhere.
-    rows, columns = np.nonzero(change)
-    reach = 2 * BLOCK * 28 / OVERHEAD + 2
-    assert max(np.abs(rows - row).max(), np.abs(columns - column).max()) < reach
-
-
-def test_what_is_held_looks_lifted_and_fingers_show_how_open_they_are() -> None:
-    tables = empty_tables(4)
-    tables.gripper[:] = tables.bodies[:, 0] = 0.0
-    tables.opening[:] = [1.0, 0.7, 0.0, 0.7]
-    tables.held[3] = 0
-    images = draw(tables, 4, View(WRIST, 56), tables.gripper).astype(np.float64)
-    for left in range(4):
-        for right in range(left):
-            assert np.abs(images[left] - images[right]).max() > 10
-
-
-def test_tables_are_drawn_each_for_itself() -> None:
-    config = TableConfig(3, 2, 1)
-    laid = [lay_table(config, seed, 0) for seed in range(5)]
-    together = Tables(**{name: np.concatenate([one.arrays()[name] for one in laid]) for name in laid[0].arrays()})
-    view = View(WRIST, 32)
-    images = draw(together, 3, view, together.gripper)
-    for image, alone in zip(images, laid, strict=True):
-        np.testing.assert_array_equal(image, draw(alone, 3, view, alone.gripper)[0])

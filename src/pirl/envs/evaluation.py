@@ -195,11 +195,11 @@ def play(
 # --- statistics -------------------------------------------------------------------------------------------------------
 
 
-def wilson(successes: int, n: int, confidence: float = 0.95) -> tuple[float, float]:
-    """Wilson's score interval of a success rate; (0, 1) without episodes."""
+def wilson(successes: int, n: int) -> tuple[float, float]:
+    """Wilson's 95 % score interval of a success rate; (0, 1) without episodes."""
     if n == 0:
         return 0.0, 1.0
-    z = NormalDist().inv_cdf((1 + confidence) / 2)
+    z = NormalDist().inv_cdf(0.975)
     rate = successes / n
     center = rate + z**2 / (2 * n)
     spread = z * math.sqrt(rate * (1 - rate) / n + z**2 / (4 * n**2))
@@ -234,8 +234,8 @@ def mcnemar(pairs: Pairs) -> float:
     return min(1.0, 2 * tail / 2**differing)
 
 
-def paired_difference(pairs: Pairs, confidence: float = 0.95) -> tuple[float, float]:
-    """Newcombe's interval (1998, method 10) of `Pairs.difference`.
+def paired_difference(pairs: Pairs) -> tuple[float, float]:
+    """Newcombe's 95 % interval (1998, method 10) of `Pairs.difference`.
 
     Of the intervals that hold with few pairs and rates near 0 or 1 it is the one in closed form: two Wilson intervals,
     combined by the correlation of the outcomes, which is corrected for continuity where it is positive.
@@ -244,8 +244,8 @@ def paired_difference(pairs: Pairs, confidence: float = 0.95) -> tuple[float, fl
     if n == 0:
         return -1.0, 1.0
     first, second = pairs.both + pairs.only_first, pairs.both + pairs.only_second
-    low_1, high_1 = (abs(first / n - end) for end in wilson(first, n, confidence))
-    low_2, high_2 = (abs(second / n - end) for end in wilson(second, n, confidence))
+    low_1, high_1 = (abs(first / n - end) for end in wilson(first, n))
+    low_2, high_2 = (abs(second / n - end) for end in wilson(second, n))
     excess: float = pairs.both * pairs.neither - pairs.only_first * pairs.only_second
     if excess > 0:
         excess = max(0.0, excess - n / 2)

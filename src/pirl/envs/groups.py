@@ -60,7 +60,6 @@ class GroupedRollouts:
     attempts count too. `policy_seconds` is the time of `inferences` by the policy, while others were stepping.
     """
 
-    wanted: int
     kept: tuple[Group, ...]
     dropped: tuple[Group, ...]
     env_steps: int
@@ -71,10 +70,6 @@ class GroupedRollouts:
     @property
     def tried(self) -> int:
         return len(self.kept) + len(self.dropped)
-
-    @property
-    def is_short(self) -> bool:
-        return len(self.kept) < self.wanted
 
     @property
     def attempts(self) -> int:
@@ -121,7 +116,6 @@ def roll_out_groups(
             on_rollout(rollout)
         grouping.add(rollout)
     return GroupedRollouts(
-        wanted=groups,
         kept=grouping.closed(uniform=False),
         dropped=grouping.closed(uniform=True),
         env_steps=grouping.env_steps,

@@ -81,8 +81,7 @@ class EnvRunner:
         return ResetResult(observation, str(info["prompt"]), str(info["task"]))
 
     def execute(self, actions: Chunk, images: Images = "all") -> ChunkResult:
-        if not self._is_running:
-            raise ValueError("the episode has ended, or has not begun: start one first.")
+        assert self._is_running, "start an episode first"
         count = actions if isinstance(actions, int) else len(actions)
         taken, observations, rewards = [], [], []
         terminated = truncated = success = False
@@ -110,8 +109,7 @@ class EnvRunner:
         )
 
     def _ask_expert(self) -> Float32[np.ndarray, " action_dim"]:
-        if self._expert is None:
-            raise ValueError("the episode was started without an expert.")
+        assert self._expert is not None, "the episode was started without an expert"
         return np.asarray(self._expert(), np.float32)
 
     def _checked(self, observation: EnvObservation) -> EnvObservation:

@@ -109,7 +109,7 @@ class WorkerPool(EnvPool):
 
     groups = 2
 
-    def __init__(self, config: EnvConfig, size: int, timeout: float) -> None:
+    def __init__(self, config: EnvConfig, size: int, timeout: float = 120.0) -> None:
         self.size = size
         self._config, self._timeout = config, timeout
         self._workers: list[Worker | None] = [None] * size
@@ -301,9 +301,6 @@ def _kill_group(process: BaseProcess, owner: int) -> None:
 
 class ProcessPool(WorkerPool):
     """An environment in a process of its own for each slot (see `EnvPool`)."""
-
-    def __init__(self, config: EnvConfig, size: int, timeout: float = 120.0) -> None:
-        super().__init__(config, size, timeout)
 
     def _spawn(self, slot: int) -> _Process:
         # Spawned, not forked: a fork would copy the threads' locks of JAX and of the simulators, but not the threads.

@@ -206,7 +206,7 @@ class RolloutStream(CollectingStream):
                 f"{len(found.kept) - len(kept)} of {len(found.kept)} groups are left out: their frames exceed "
                 f"rollout.capacity = {config.capacity}."
             )
-        if found.is_short:
+        if len(found.kept) < config.groups:
             lines.append(
                 f"{found.tried} initial states were tried and {len(found.kept)} of {config.groups} groups found whose "
                 "attempts differ: the budget is spent, and the iteration continues with these (rollout.budget)."

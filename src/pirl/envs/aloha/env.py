@@ -67,10 +67,10 @@ class AlohaEnv(RobotEnv):
         # Both tasks are kept once they were needed: loading one takes longer than many resets.
         self._simulations: dict[str, Simulation] = {}
         self._renderers: dict[tuple[str, tuple[int, int]], CameraRenderer] = {}
-        self._task: str | None = None
+        self._task = self.tasks[0]
         self._steps = 0
         # What is missing should come to light here rather than in the first episode.
-        self._renderer(self.tasks[0], self._size)
+        self._renderer(self._size)
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
@@ -78,7 +78,7 @@ class AlohaEnv(RobotEnv):
         super().reset(seed=seed)
         self._task, self._steps = self.choose_task(options), 0
         self.simulation.reset(int(self.np_random.integers(2**32)) if seed is None else seed)
-        return self._observe(), {"prompt": PROMPTS[self.task], "task": self.task, "success": False}
+        return self._observe(), {"prompt": PROMPTS[self._task], "task": self._task, "success": False}
 
     def step(self, action: np.ndarray) -> tuple[EnvObservation, float, bool, bool, dict[str, Any]]:
         reward = self.simulation.step(self.check_action(action).astype(np.float64))
@@ -90,10 +90,10 @@ class AlohaEnv(RobotEnv):
     def make_expert(self, config: ExpertConfig, seed: int) -> Expert:
         from pirl.envs.aloha.expert import make_expert
 
-        return make_expert(self.simulation, self.task, config, seed)
+        return make_expert(self.simulation, self._task, config, seed)
 
     def render(self) -> UInt8[np.ndarray, "480 640 3"]:
-        return self._renderer(self.task, RENDER_SIZE).render(self.simulation.data, RENDER_CAMERA)
+        return self._renderer(RENDER_SIZE).render(self.simulation.data, RENDER_CAMERA)
 
     def close(self) -> None:
         for renderer in self._renderers.values():
@@ -101,30 +101,22 @@ class AlohaEnv(RobotEnv):
         self._renderers.clear()
 
     @property
-    def task(self) -> str:
-        if self._task is None:
-            raise ConfigError(f"{self.name} has no episode yet: reset() comes first.")
-        return self._task
-
-    @property
     def simulation(self) -> "Simulation":
-        return self._simulation(self.task)
+        """The physics of the task."""
+        if self._task not in self._simulations:
+            self._simulations[self._task] = Simulation(self._task)
+        return self._simulations[self._task]
 
-    def _simulation(self, task: str) -> "Simulation":
-        if task not in self._simulations:
-            self._simulations[task] = Simulation(task)
-        return self._simulations[task]
-
-    def _renderer(self, task: str, size: tuple[int, int]) -> CameraRenderer:
-        if (task, size) not in self._renderers:
-            model = self._simulation(task).model
-            self._renderers[task, size] = CameraRenderer(model, *size, self._quality, extra="aloha")
-        return self._renderers[task, size]
+    def _renderer(self, size: tuple[int, int]) -> CameraRenderer:
+        key = self._task, size
+        if key not in self._renderers:
+            self._renderers[key] = CameraRenderer(self.simulation.model, *size, self._quality, extra="aloha")
+        return self._renderers[key]
 
     def _observe(self) -> EnvObservation:
         observation: EnvObservation = {self._state: self.simulation.joints()}
         if self.cameras_on:
-            renderer = self._renderer(self.task, self._size)
+            renderer = self._renderer(self._size)
             observation[self._camera] = renderer.render(self.simulation.data, OBSERVED_CAMERA)
         return observation
 

@@ -1,6 +1,6 @@
 """Scripted experts for ALOHA: moves of the two grippers, from where the objects are, by inverse kinematics."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -63,26 +63,19 @@ class Move:
     right: Reach = Reach()
 
 
-Script = Callable[[Simulation, Float[np.ndarray, "3"]], Iterator[Move]]
-
-
 def shift(position: Float[np.ndarray, "3"], *, x: float = 0.0, z: float = 0.0) -> Float[np.ndarray, "3"]:
     return position + np.array([x, 0.0, z])
 
 
-def position_of(simulation: Simulation, body: str) -> Float[np.ndarray, "3"]:
-    return np.array(simulation.data.body(body).xpos)
-
-
-def on_table(simulation: Simulation, body: str, height: float) -> Float[np.ndarray, "3"]:
-    """Where to grasp an object that lies on the table, or will once it has fallen as it does at the beginning."""
-    x, y, _ = position_of(simulation, body)
-    return np.array([x, y, height])
+def position_of(simulation: Simulation, body: str, *, z: float | None = None) -> Float[np.ndarray, "3"]:
+    """Where an object is; at another height `z`, where it will be once it has fallen."""
+    position = np.array(simulation.data.body(body).xpos)
+    return position if z is None else np.array([*position[:2], z])
 
 
 def transfer_cube(simulation: Simulation, aim: Float[np.ndarray, "3"]) -> Iterator[Move]:
     """The right arm picks the cube and holds it out; the left arm comes from the other side and takes it."""
-    cube = on_table(simulation, "box", CUBE_GRASP) + aim
+    cube = position_of(simulation, "box", z=CUBE_GRASP) + aim
     yield Move(45, right=Reach(shift(cube, z=0.1), RIGHT_DOWN, OPEN))
     yield Move(25, right=Reach(cube))
     yield Move(5)
@@ -99,8 +92,8 @@ def transfer_cube(simulation: Simulation, aim: Float[np.ndarray, "3"]) -> Iterat
 
 def insertion(simulation: Simulation, aim: Float[np.ndarray, "3"]) -> Iterator[Move]:
     """Each arm picks one part; in the air the right one pushes the peg into the socket."""
-    socket = on_table(simulation, "socket", SOCKET_GRASP) + aim
-    peg = on_table(simulation, "peg", PEG_GRASP) + aim
+    socket = position_of(simulation, "socket", z=SOCKET_GRASP) + aim
+    peg = position_of(simulation, "peg", z=PEG_GRASP) + aim
     yield Move(45, Reach(shift(socket, z=0.1), LEFT_DOWN, OPEN), Reach(shift(peg, z=0.1), RIGHT_DOWN, OPEN))
     yield Move(25, Reach(socket), Reach(peg))
     yield Move(5)
@@ -116,13 +109,11 @@ def insertion(simulation: Simulation, aim: Float[np.ndarray, "3"]) -> Iterator[M
         yield Move(8, right=Reach(hand))
 
 
-SCRIPTS: dict[str, Script] = {"transfer_cube": transfer_cube, "insertion": insertion}
-
-
 def make_expert(simulation: Simulation, task: str, config: ExpertConfig, seed: int) -> Expert:
     rng = np.random.default_rng(seed)
     flaws = Flaws.draw(config, rng, EPISODE_STEPS)
-    commands = follow(SCRIPTS[task](simulation, flaws.aim), simulation)
+    script = transfer_cube if task == "transfer_cube" else insertion
+    commands = follow(script(simulation, flaws.aim), simulation)
     last = simulation.joints()
 
     def act() -> Float32[np.ndarray, "14"]:
@@ -142,7 +133,8 @@ def follow(moves: Iterator[Move], simulation: Simulation) -> Iterator[Float32[np
         for arm, reach in ((arms["left"], move.left), (arms["right"], move.right)):
             arm.begin(reach)
         for step in range(move.steps):
-            share = _ease((step + 1) / move.steps)
+            share = (step + 1) / move.steps
+            share = share * share * (3 - 2 * share)  # speeds up and slows down
             yield np.concatenate([arms[side].command(share) for side in SIDES]).astype(np.float32)
 
 
@@ -163,10 +155,6 @@ class Arm:
     def command(self, share: float) -> Float[np.ndarray, "7"]:
         """The joint targets a share of the way there. Joints, not the hand, move evenly: no pose on the way is hard."""
         return self._start + share * (self._goal - self._start)
-
-
-def _ease(share: float) -> float:
-    return share * share * (3 - 2 * share)
 
 
 # --- inverse kinematics in MuJoCo's model -----------------------------------------------------------------------------

@@ -121,10 +121,8 @@ class MetaWorldEnv(RobotEnv):
             if len(self._simulators) == KEPT_SIMULATORS:
                 self._simulators.popitem(last=False)[1][1].close()
             simulator, size = Simulator(task), self.image_size
-            self._simulators[task] = (
-                simulator,
-                CameraRenderer(simulator.model, size, size, self.quality, extra="metaworld"),
-            )
+            renderer = CameraRenderer(simulator.model, size, size, self.quality, extra="metaworld")
+            self._simulators[task] = simulator, renderer
         self._simulators.move_to_end(task)
         return self._simulators[task]
 
@@ -153,15 +151,27 @@ class Simulator:
         self._env.seeded_rand_vec = True
         self.model: Any = self._env.model
         self.data: Any = self._env.data
-        # Every episode begins from this, because a reset of the package depends a little on what went before.
-        self._pristine = self._get_state()
+        # Every episode begins from here, because a reset of the package depends a little on what went before: the
+        # simulation, the positions of fixed things, and the numbers that the package remembers of an episode.
+        self._state = np.empty(self._mujoco.mj_stateSize(self.model, self._mujoco.mjtState.mjSTATE_INTEGRATION))
+        self._mujoco.mj_getState(self.model, self.data, self._state, self._mujoco.mjtState.mjSTATE_INTEGRATION)
+        self._positions = {name: getattr(self.model, name).copy() for name in MODEL_ARRAYS}
+        self._numbers = self._own_numbers()
 
     @property
     def steps(self) -> int:
         return int(self._env.curr_path_length)
 
     def reset(self, seed: int) -> None:
-        self._set_state(self._pristine)
+        for name, values in self._positions.items():
+            getattr(self.model, name)[:] = values
+        for name in self._own_numbers():
+            value = self._numbers.get(name)
+            setattr(self._env, name, value.copy() if isinstance(value, np.ndarray) else value)
+        self._set_state()
+        self._mujoco.mj_forward(self.model, self.data)
+        # Once more: computing positions from the state also moves where the constraint solver starts the next time.
+        self._set_state()
         self._env.seed(seed)
         self._env.reset()
         # The package moves the goal after it has computed positions: without this the first image has the old one.
@@ -180,27 +190,10 @@ class Simulator:
         space = self._env.sawyer_observation_space
         return np.clip(np.concatenate([now, now, self._env._get_pos_goal()]), space.low, space.high)
 
-    def _get_state(self) -> dict[str, Any]:
-        """The simulation, the positions of fixed things, and the numbers that the package remembers of an episode."""
-        everything = self._mujoco.mjtState.mjSTATE_INTEGRATION
-        simulation = np.empty(self._mujoco.mj_stateSize(self.model, everything))
-        self._mujoco.mj_getState(self.model, self.data, simulation, everything)
-        model = {name: getattr(self.model, name).copy() for name in MODEL_ARRAYS}
-        return {"simulation": simulation, "model": model, "numbers": self._numbers()}
+    def _set_state(self) -> None:
+        self._mujoco.mj_setState(self.model, self.data, self._state, self._mujoco.mjtState.mjSTATE_INTEGRATION)
 
-    def _set_state(self, state: dict[str, Any]) -> None:
-        for name, values in state["model"].items():
-            getattr(self.model, name)[:] = values
-        for name in self._numbers():
-            value = state["numbers"].get(name)
-            setattr(self._env, name, value.copy() if isinstance(value, np.ndarray) else value)
-        everything = self._mujoco.mjtState.mjSTATE_INTEGRATION
-        self._mujoco.mj_setState(self.model, self.data, state["simulation"], everything)
-        self._mujoco.mj_forward(self.model, self.data)
-        # Once more: computing positions from the state also moves where the constraint solver starts the next time.
-        self._mujoco.mj_setState(self.model, self.data, state["simulation"], everything)
-
-    def _numbers(self) -> dict[str, Any]:
+    def _own_numbers(self) -> dict[str, Any]:
         """The attributes of the package's environment that are numbers, or may become numbers."""
         return {
             name: value.copy() if isinstance(value, np.ndarray) else value
@@ -237,8 +230,5 @@ def make_expert(simulator: Simulator, config: ExpertConfig, seed: int) -> Expert
         gripper = float(action[3])
         return action
 
-    def hold() -> Float32[np.ndarray, "4"]:
-        return np.array([0.0, 0.0, 0.0, gripper], np.float32)
-
-    flawed = with_flaws(act, hold, flaws, rng, MOTION)
+    flawed = with_flaws(act, lambda: np.array([0.0, 0.0, 0.0, gripper], np.float32), flaws, rng, MOTION)
     return lambda: np.clip(flawed(), -1.0, 1.0)

@@ -44,7 +44,7 @@ def draw(
     for zone in range(tables.zones.shape[1]):
         _paste(canvas, view, tables.zones[:, zone] - centers, _zone(view, zone))
     for body in range(tables.bodies.shape[1]):
-        sprite = _block(view, body) if body < objects else _distractor(view, body - objects)
+        sprite = _body(view, body if body < objects else body - objects, body < objects)
         lifted = (tables.held == body).astype(np.int64)
         _paste(canvas, view, tables.bodies[:, body] - centers, sprite, lifted)
     opening = np.rint(tables.opening * (_OPENINGS - 1)).astype(np.int64)
@@ -154,18 +154,10 @@ def _zone(view: View, color: int) -> Sprite:
     return sprite
 
 
-@functools.lru_cache(maxsize=64)
-def _block(view: View, color: int) -> Sprite:
-    return _body(view, _BLOCKS[color], corner=0.28)
-
-
-@functools.lru_cache(maxsize=64)
-def _distractor(view: View, number: int) -> Sprite:
-    return _body(view, _DISTRACTORS[number], corner=1.0)
-
-
-def _body(view: View, rgb: Float32[np.ndarray, "3"], corner: float) -> Sprite:
-    """Something on the table (variant 0) or lifted from it (1)."""
+@functools.lru_cache(maxsize=128)
+def _body(view: View, number: int, is_block: bool) -> Sprite:
+    """A block or a distractor on the table (variant 0) or lifted from it (1)."""
+    rgb, corner = (_BLOCKS[number], 0.28) if is_block else (_DISTRACTORS[number], 1.0)
     sprite = Sprite(view, BLOCK + 0.018, variants=2)
     for variant, height in enumerate((0.005, 0.012)):
         shadow = (0.6 * height, -height)
