@@ -19,14 +19,14 @@ import re
 import threading
 import time
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-from jaxtyping import Int, Int64, UInt8
+from jaxtyping import Bool, Int, Int64, UInt8
 from PIL import Image
 
 from pirl.data.lerobot.reader import Dataset
@@ -172,16 +172,19 @@ class CacheEntry:
             index = np.fromfile(self.directory / INDEX_FILE, np.int64).reshape(self.shape[0], 2)
         except (OSError, ValueError):
             return set(), None
-        written = index[np.isin(np.repeat(episodes, np.diff(self.starts)), finished)]
+        written = index[self._rows_of(finished)]
         fits = (written[:, 0] >= 0) & (written[:, 1] > 0) & (written.sum(axis=1) <= frames_size)
         return (set(finished), index) if fits.all() else (set(), None)
+
+    def _rows_of(self, episodes: Collection[int]) -> Bool[np.ndarray, " n"]:
+        return np.isin(np.repeat(np.arange(len(self.starts) - 1), np.diff(self.starts)), list(episodes))
 
     @contextlib.contextmanager
     def writing(self) -> Iterator[None]:
         paths = self.directory / FRAMES_FILE, self.directory / INDEX_FILE
         with contextlib.ExitStack() as files:
             with writing_cache(self.directory):
-                self.finished, _ = self._recorded(paths[0].stat().st_size if paths[0].exists() else 0)
+                self.finished, index = self._recorded(paths[0].stat().st_size if paths[0].exists() else 0)
                 if not self.finished:
                     # Declared unfinished before anything changes.
                     for path in (self.directory / ABOUT_FILE, *paths):
@@ -190,9 +193,8 @@ class CacheEntry:
                     path.touch()
                 self._frames, self._index = (files.enter_context(path.open("r+b")).fileno() for path in paths)
                 os.ftruncate(self._index, 16 * self.shape[0])
-                # What comes after the last whole frame was left by a kill.
-                frame_bytes = math.prod(self.shape[1:]) if self.compression == "none" else 1
-                self._end = os.fstat(self._frames).st_size // frame_bytes * frame_bytes
+                # What comes after the frames of finished episodes was left by a kill.
+                self._end = 0 if index is None else int(index[self._rows_of(self.finished)].sum(axis=1).max(initial=0))
                 os.ftruncate(self._frames, self._end)
                 self.record()
             yield
