@@ -24,7 +24,7 @@ def make_run(directory: Path, metrics: str = '{"step": 8}\n', step: int = 8, **a
     with ocp.PyTreeCheckpointer() as writer:
         writer.save(state / "arrays", {"a": jnp.zeros(3), **arrays})
         writer.save(policy / "params", {"params": {"b": jnp.ones(2)}})
-    host = {"log": {"metrics": 1, "timing": len(directory.name)}}
+    host = {"parts": {"log": {"metrics": {"metrics": 1, "timing": len(directory.name)}}}}
     (state / "state.json").write_text(json.dumps({"host": host}))
     (directory / "metrics.jsonl").write_text(metrics)
     return directory
