@@ -1,4 +1,6 @@
-"""What the tests of commands share: calling them, and a small policy for the tabletop."""
+"""Shared by the tests of commands: calling them, and a small policy for the tabletop."""
+
+import io
 
 import pytest
 
@@ -11,7 +13,9 @@ def call(capsys, monkeypatch, tmp_path):
     monkeypatch.setenv("PIRL_CACHE", str(tmp_path / "cache"))
     monkeypatch.chdir(tmp_path)
 
-    def run(*arguments):
+    def run(*arguments, answers=None):
+        if answers is not None:
+            monkeypatch.setattr("sys.stdin", io.StringIO(answers))
         with pytest.raises(SystemExit) as end:
             main(list(map(str, arguments)))
         out, err = capsys.readouterr()

@@ -13,25 +13,11 @@ import numpy as np
 import pytest
 
 from builders import MICRO, MICRO_LORA, random_model, random_parameters
-from pirl.cli.main import main
 from pirl.interop.checkpoint import load_policy, open_checkpoint, save_checkpoint, save_policy
 from pirl.interop.norm_stats import NormStats
-from pirl.models import LoraConfig, create_model, get_model_config, get_parameters, merge_lora
+from pirl.models import LoraConfig, create_model, get_model_config
 
 STATS = {"arm": {"state": NormStats(np.zeros(5), np.ones(5)), "actions": NormStats(np.zeros(5), np.ones(5))}}
-
-
-@pytest.fixture
-def run(capsys):
-    """Run the command in this process: exit code, standard output, standard error."""
-
-    def run(*arguments: object) -> tuple[int, str, str]:
-        with pytest.raises(SystemExit) as exit_:
-            main([str(argument) for argument in arguments])
-        captured = capsys.readouterr()
-        return int(exit_.value.code or 0), captured.out, captured.err
-
-    return run
 
 
 @pytest.fixture
@@ -39,41 +25,40 @@ def checkpoint(tmp_path):
     return save_policy(tmp_path / "policy", random_model(MICRO), norm_stats=STATS, metadata={"step": 3})
 
 
-def test_inspection_shows_tree_counts_and_statistics(run, checkpoint):
-    code, out, _ = run("convert", checkpoint)
+def test_inspection_shows_tree_counts_and_statistics(call, checkpoint):
+    code, out, _ = call("convert", checkpoint)
     assert code == 0
     assert "PaliGemma/llm/layers/attn/q_einsum/w" in out
     assert "2×4×16×6" in out
     total = sum(value.size for value in random_parameters(MICRO).values())
     assert f"{total:,} in {len(random_parameters(MICRO))} arrays" in out
     assert "arm: state [5], actions [5]" in out
-    code, out, _ = run("convert", checkpoint, "--json")
+    code, out, _ = call("convert", checkpoint, "--json")
     summary = json.loads(out)
     assert code == 0
     assert summary["parameters"] == sum(summary["groups"].values()) == sum(summary["dtypes"].values()) == total
     assert set(summary["tree"]) == set(random_parameters(MICRO))
 
 
-def test_of_a_run_the_newest_policy_is_meant(run, tmp_path):
-    policies = tmp_path / "run" / "checkpoints" / "policy"
+def test_of_a_run_the_newest_policy_is_meant_and_of_several_runs_one_has_to_be_named(call, tmp_path):
+    run = tmp_path / "runs" / "mine"
+    policies = run / "checkpoints" / "policy"
     for step, seed in ((9, 0), (10, 1)):
         save_policy(policies / str(step), random_model(MICRO, seed), norm_stats=STATS)
-    assert json.loads(run("convert", tmp_path / "run", "--json")[1])["directory"] == str(policies / "10")
-    assert run("convert", "--check", tmp_path / "run", policies / "10")[0] == 0
-    assert run("convert", "--check", policies / "9", tmp_path / "run")[0] == 1
+    assert json.loads(call("convert", run, "--json")[1])["directory"] == str(policies / "10")
+    assert call("convert", "--check", run, policies / "10")[0] == 0
+    assert call("convert", "--check", policies / "9", run)[0] == 1
+    for arguments in ([run.parent], ["--check", run, run.parent]):
+        code, _, err = call("convert", *arguments)
+        assert (code, err) == (2, f"error: {run.parent} holds runs; name one of them: {run}.\n")
 
 
-def test_of_a_directory_of_runs_one_has_to_be_named(run, tmp_path):
-    save_policy(tmp_path / "runs" / "mine" / "checkpoints" / "policy" / "9", random_model(MICRO, 0), norm_stats=STATS)
-    runs, mine = tmp_path / "runs", tmp_path / "runs" / "mine"
-    for arguments in ([runs], ["--check", mine, runs]):
-        code, _, err = run("convert", *arguments)
-        assert (code, err) == (2, f"error: {runs} holds runs; name one of them: {mine}.\n")
-
-
-def test_conversion_casts_and_keeps_the_rest(run, checkpoint, tmp_path):
-    code, out, _ = run("convert", checkpoint, tmp_path / "out", "--dtype", "bfloat16", "--style", "trained")
+def test_conversion_casts_and_keeps_the_rest(call, checkpoint, tmp_path):
+    (checkpoint / "train_state").mkdir()
+    code, out, _ = call("convert", checkpoint, tmp_path / "out", "--dtype", "bfloat16", "--style", "trained")
     assert (code, "wrote" in out) == (0, True)
+    assert "left out, because not part of a policy: train_state" in out
+    assert not (tmp_path / "out" / "train_state").exists()
     converted = open_checkpoint(tmp_path / "out")
     assert (converted.style, converted.config, converted.description["step"]) == ("trained", MICRO, 3)
     assert converted.norm_stats() == STATS
@@ -81,66 +66,50 @@ def test_conversion_casts_and_keeps_the_rest(run, checkpoint, tmp_path):
         np.testing.assert_array_equal(value, random_parameters(MICRO)[path].astype(jnp.bfloat16))
 
 
-def test_conversion_to_pytorch_and_back_changes_nothing(run, checkpoint, tmp_path):
+def test_conversion_to_pytorch_and_back_changes_nothing(call, checkpoint, tmp_path):
     pytorch, back = tmp_path / "pytorch", tmp_path / "back"
-    assert run("convert", checkpoint, pytorch, "--style", "pytorch")[0] == 0
+    assert call("convert", checkpoint, pytorch, "--style", "pytorch")[0] == 0
     assert sorted(path.name for path in pytorch.iterdir()) == ["assets", "model.safetensors", "pirl.json"]
     (pytorch / "optimizer.pt").touch()  # as OpenPI's training leaves it there
-    assert json.loads(run("convert", pytorch, "--json")[1])["style"] == "pytorch"
-    code, out, _ = run("convert", pytorch, back)
+    assert json.loads(call("convert", pytorch, "--json")[1])["style"] == "pytorch"
+    code, out, _ = call("convert", pytorch, back)
     assert (code, "left out, because not part of a policy: optimizer.pt" in out) == (0, True)
     for other in (pytorch, back):
-        assert run("convert", "--check", checkpoint, other)[:2] == (0, f"{checkpoint} and {other}: equal\n")
+        assert call("convert", "--check", checkpoint, other)[:2] == (0, f"{checkpoint} and {other}: equal\n")
     assert open_checkpoint(pytorch).description["step"] == 3
-    assert run("convert", checkpoint, pytorch, "--style", "pytorch")[0] == 2
-    assert run("convert", checkpoint, pytorch, "--style", "trained", "--overwrite")[0] == 0
+    assert call("convert", checkpoint, pytorch, "--style", "pytorch")[0] == 2
+    assert call("convert", checkpoint, pytorch, "--style", "trained", "--overwrite")[0] == 0
     assert open_checkpoint(pytorch).style == "trained"
 
 
-def test_conversion_says_what_it_leaves_out(run, checkpoint, tmp_path):
-    (checkpoint / "train_state").mkdir()
-    _, out, _ = run("convert", checkpoint, tmp_path / "out")
-    assert "left out, because not part of a policy: train_state" in out
-    assert not (tmp_path / "out" / "train_state").exists()
-
-
-def test_merging_gives_a_policy_without_lora(run, tmp_path):
-    save_policy(tmp_path / "lora", random_model(MICRO_LORA))
-    assert run("convert", tmp_path / "lora", tmp_path / "merged", "--merge-lora")[0] == 0
-    merged = load_policy(tmp_path / "merged")
-    assert merged.config == MICRO_LORA.without_lora()
-    expected = merge_lora(random_parameters(MICRO_LORA), MICRO_LORA)
-    for path, value in get_parameters(merged).items():
-        np.testing.assert_array_equal(value, expected[path])
-
-
-def test_merging_into_float32_keeps_what_bfloat16_would_round_away(run, tmp_path):
+def test_merging_into_float32_keeps_what_bfloat16_would_round_away(call, tmp_path):
     """OpenPI saves frozen weights in bfloat16 and LoRA in float32."""
     params = random_parameters(MICRO_LORA)
     mixed = {path: value * 0.01 if "lora" in path else value.astype(jnp.bfloat16) for path, value in params.items()}
     save_checkpoint(tmp_path / "lora", mixed, MICRO_LORA)
-    code, out, _ = run("convert", tmp_path / "lora", tmp_path / "rounded", "--merge-lora")
+    code, out, _ = call("convert", tmp_path / "lora", tmp_path / "rounded", "--merge-lora")
     assert (code, "--dtype float32 keeps them" in out) == (0, True)
-    assert run("convert", tmp_path / "lora", tmp_path / "exact", "--merge-lora", "--dtype", "float32")[0] == 0
+    assert call("convert", tmp_path / "lora", tmp_path / "exact", "--merge-lora", "--dtype", "float32")[0] == 0
+    assert load_policy(tmp_path / "exact").config == MICRO_LORA.without_lora()
     path = "PaliGemma/llm/layers/attn/q_einsum"
     delta = MICRO_LORA.language.attention_lora.scale * mixed[f"{path}/lora_a"] @ mixed[f"{path}/lora_b"]
     expected = mixed[f"{path}/w"].astype(jnp.float32) + delta
     np.testing.assert_allclose(open_checkpoint(tmp_path / "exact").read()[f"{path}/w"], expected, rtol=1e-6)
 
 
-def test_a_checkpoint_that_does_not_describe_itself_is_not_described_by_a_guess(run, tmp_path):
+def test_a_checkpoint_that_does_not_describe_itself_is_not_described_by_a_guess(call, tmp_path):
     """A preset fits by its parameters; horizon and prompt format may still be others."""
     save_policy(tmp_path / "lora", create_model(get_model_config("tiny_lora"), jax.random.key(0)))
     (tmp_path / "lora" / "pirl.json").unlink()
-    assert run("convert", tmp_path / "lora", tmp_path / "merged", "--merge-lora", "--model", "tiny_lora")[0] == 0
+    assert call("convert", tmp_path / "lora", tmp_path / "merged", "--merge-lora", "--model", "tiny_lora")[0] == 0
     assert open_checkpoint(tmp_path / "merged").config is None
 
 
-def test_lora_is_not_merged_by_another_factor_than_it_was_trained_with(run, tmp_path):
+def test_lora_is_not_merged_by_another_factor_than_it_was_trained_with(call, tmp_path):
     tiny = get_model_config("tiny_lora")
     other = dataclasses.replace(tiny, language=tiny.language.with_lora(LoraConfig(rank=8, alpha=80.0)))
     save_policy(tmp_path / "lora", create_model(other, jax.random.key(0)))
-    code, _, err = run("convert", tmp_path / "lora", tmp_path / "merged", "--merge-lora", "--model", "tiny_lora")
+    code, _, err = call("convert", tmp_path / "lora", tmp_path / "merged", "--merge-lora", "--model", "tiny_lora")
     assert code == 2
     assert "language.attention_lora.alpha is 80.0 there, and 8.0 here" in err
     assert "leave the model out" in err
@@ -159,28 +128,20 @@ def test_odd_names_and_closed_pipes(checkpoint, tmp_path):
     assert "2?4?16?6" in ascii_only.stdout
 
 
-def test_checks_end_with_zero_or_one(run, checkpoint, tmp_path):
-    assert run("convert", "--check", checkpoint)[0] == 0
-    code, out, _ = run("convert", "--check", checkpoint, checkpoint)
+def test_checks_end_with_zero_or_one(call, checkpoint, tmp_path):
+    assert call("convert", "--check", checkpoint)[0] == 0
+    code, out, _ = call("convert", "--check", checkpoint, checkpoint)
     assert (code, "equal" in out) == (0, True)
     save_policy(tmp_path / "other", random_model(MICRO, seed=1), norm_stats=STATS)
-    code, out, _ = run("convert", checkpoint, "--check", tmp_path / "other")
+    code, out, _ = call("convert", checkpoint, "--check", tmp_path / "other")
     assert code == 1
     assert "state_proj/bias: 12 of 12 values" in out
     broken = random_parameters(MICRO)
     broken["state_proj/bias"] = broken["state_proj/bias"].at[2].set(jnp.nan)
     save_checkpoint(tmp_path / "nan", broken, MICRO)
-    code, out, _ = run("convert", "--check", tmp_path / "nan")
+    code, out, _ = call("convert", "--check", tmp_path / "nan")
     assert code == 1
     assert "state_proj/bias: 1 of 12 values are not finite" in out
-
-
-def test_help_and_version(run):
-    assert run("--version")[1].startswith("pirl ")
-    for arguments in (["--help"], ["convert", "--help"]):
-        code, out, _ = run(*arguments)
-        assert code == 0
-        assert "checkpoint" in out
 
 
 STOPS_IN_THE_MIDDLE = """

@@ -74,13 +74,12 @@ def progress(total: int | None, what: str) -> "Iterator[Callable[[EpisodeResult]
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task(what, total=total)
-        finished = successes = 0
+        successes: list[bool] = []
 
         def advance(result: "EpisodeResult") -> None:
-            nonlocal finished, successes
-            finished += result.lost is None
-            successes += result.success
-            rate = f", success {successes / finished:.0%}" if finished else ""
+            if result.lost is None:
+                successes.append(result.success)
+            rate = f", success {sum(successes) / len(successes):.0%}" if successes else ""
             bar.update(task, advance=1, description=f"{what}{rate}")
 
         yield advance

@@ -1,11 +1,12 @@
 """`pirl convert`: inspect, convert, merge the LoRA of, or check an OpenPI checkpoint."""
 
 import math
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from pirl.cli.console import WithJson, facts, show
+from pirl.cli.console import WithJson, facts, show, table
 from pirl.cli.parser import option, positional
 from pirl.errors import UserError
 from pirl.run_files import refuse_directory_of_runs
@@ -65,39 +66,29 @@ class Convert(WithJson):
         return self._inspect(checkpoint)
 
     def _reject_unused_options(self) -> None:
-        def reject(why: str, **options: Any) -> None:
-            for name, given in options.items():
-                if given:
-                    raise UserError(f"--{name.replace('_', '-')} {why}.")
-
-        if self.check or self.output is None:
-            reject(
-                "applies to writing a checkpoint: pass an output directory, and no --check",
-                merge_lora=self.merge_lora,
-                dtype=self.dtype,
-                overwrite=self.overwrite,
-                style=self.style != "released",
-            )
-        if not (self.check and self.output is not None):
-            reject("applies to --check with two checkpoints", rtol=self.rtol, atol=self.atol)
-        if self.check == (self.output is not None):
-            reject("applies to --check of one checkpoint, or to writing one", model=self.model)
-        if self.check or self.output is not None:
-            reject("applies to the inspection of one checkpoint", json=self.json)
+        writes = self.output is not None and not self.check
+        compares = self.output is not None and self.check
+        defaults = {field.name: field.default for field in fields(self)}
+        for names, used, what in (
+            (("merge_lora", "dtype", "overwrite", "style"), writes, "writing a checkpoint (an output, and no --check)"),
+            (("rtol", "atol"), compares, "--check with two checkpoints"),
+            (("model",), writes or (self.check and not compares), "--check of one checkpoint, or to writing one"),
+            (("json",), not writes and not self.check, "the inspection of one checkpoint"),
+        ):
+            for name in names:
+                if not used and getattr(self, name) != defaults[name]:
+                    raise UserError(f"--{name.replace('_', '-')} applies to {what}.")
         if not all(0 <= tolerance < math.inf for tolerance in (self.rtol, self.atol)):
             raise UserError("--rtol and --atol should be finite and cannot be negative.")
 
     def _inspect(self, checkpoint: "Checkpoint") -> int:
-        from rich.table import Table
-
         summary = _summary(checkpoint)
-        table = Table("parameter", "shape", "dtype", "count", box=None, pad_edge=False)
-        for column in table.columns[1:]:
-            column.justify = "right"
-        for path, leaf in checkpoint.leaves.items():
-            table.add_row(path, "×".join(map(str, leaf.shape)), str(leaf.dtype), f"{leaf.size:,}")
+        leaves = [
+            (path, "×".join(map(str, leaf.shape)), str(leaf.dtype), f"{leaf.size:,}")
+            for path, leaf in checkpoint.leaves.items()
+        ]
         statistics = [
-            ("statistics", f"{asset_id}: " + ", ".join(f"{name} [{dims}]" for name, dims in widths.items()))
+            ("statistics", f"{asset_id}: " + ", ".join(f"{name} [{width}]" for name, width in widths.items()))
             for asset_id, widths in summary["norm_stats"].items()
         ]
         rows = [
@@ -112,7 +103,7 @@ class Convert(WithJson):
             *(statistics or [("statistics", "none")]),
             ("items", ", ".join(summary["items"])),
         ]
-        show(table, "", facts(rows))
+        show(table(("parameter", "shape", "dtype", "count"), leaves, left=1), "", facts(rows))
         self.write_json(summary, "the inspection")
         return 0
 
@@ -126,14 +117,13 @@ class Convert(WithJson):
                 f"the output {target} is the checkpoint itself, contains it or lies inside it: choose another."
             )
         check_target(target, self.overwrite)
-        config = self._config(checkpoint, required=self.merge_lora)
+        config = self._matching_config(checkpoint, required=self.merge_lora)
         if self.merge_lora and not any("lora" in path for path in checkpoint.leaves):
             raise UserError(f"{checkpoint.directory} has no LoRA weights to merge.")
-        assets = [file for file in (checkpoint.directory / "assets").rglob("*") if file.is_file()]
         left_out = [item for item in _items(checkpoint) if item not in ("params", "assets", "model.safetensors")]
-        left_out += sorted(
-            str(file.relative_to(checkpoint.directory)) for file in assets if file.name != "norm_stats.json"
-        )
+        for file in sorted((checkpoint.directory / "assets").rglob("*")):
+            if file.is_file() and file.name != "norm_stats.json":
+                left_out.append(str(file.relative_to(checkpoint.directory)))
         # The described model only: a preset named on the command line may have another horizon or prompt format.
         described = checkpoint.config
         if self.merge_lora:
@@ -158,7 +148,7 @@ class Convert(WithJson):
             print("some merged weights are bfloat16, which rounds small updates away: --dtype float32 keeps them")
         return 0
 
-    def _config(self, checkpoint: "Checkpoint", *, required: bool) -> "Pi0Config | None":
+    def _matching_config(self, checkpoint: "Checkpoint", *, required: bool) -> "Pi0Config | None":
         """The model that the checkpoint or the command line names; the parameters have to fit it."""
         from pirl.interop.checkpoint import check_match, resolve_config
 
@@ -171,7 +161,8 @@ class Convert(WithJson):
         from pirl.interop.checkpoint import compare
 
         differences = compare(first, second, rtol=self.rtol, atol=self.atol)
-        print(*differences, sep="\n", end="\n" if differences else "")
+        for difference in differences:
+            print(difference)
         tolerance = f" within rtol {self.rtol:g} and atol {self.atol:g}" if self.rtol or self.atol else ""
         verdict = f"{len(differences)} differences" if differences else f"equal{tolerance}"
         print(f"{first.directory} and {second.directory}: {verdict}")
@@ -180,11 +171,11 @@ class Convert(WithJson):
     def _verify(self, checkpoint: "Checkpoint") -> int:
         from pirl.interop.checkpoint import check_values
 
-        self._config(checkpoint, required=True)
-        has_statistics = bool(checkpoint.norm_stats())
+        self._matching_config(checkpoint, required=True)
         problems = check_values(checkpoint)
-        print(*problems, sep="\n", end="\n" if problems else "")
-        if not has_statistics:
+        for problem in problems:
+            print(problem)
+        if not checkpoint.norm_stats():
             print("assets: no norm_stats.json; a robot needs one to normalize its state and actions")
         print(f"{checkpoint.directory}: {'not sound' if problems else 'sound'}, {len(checkpoint.leaves)} arrays")
         return 1 if problems else 0
@@ -198,11 +189,11 @@ def _items(checkpoint: "Checkpoint") -> list[str]:
 
 def _summary(checkpoint: "Checkpoint") -> dict[str, Any]:
     """What the inspection found, ready for JSON."""
-    groups: dict[str, int] = {}
-    dtypes: dict[str, int] = {}
+    groups: Counter[str] = Counter()
+    dtypes: Counter[str] = Counter()
     for path, leaf in checkpoint.leaves.items():
-        groups[_group(path)] = groups.get(_group(path), 0) + leaf.size
-        dtypes[str(leaf.dtype)] = dtypes.get(str(leaf.dtype), 0) + leaf.size
+        groups[_group(path)] += leaf.size
+        dtypes[str(leaf.dtype)] += leaf.size
     statistics = checkpoint.norm_stats()
     return {
         "directory": str(checkpoint.directory),

@@ -33,7 +33,7 @@ class ShowEnv(InEnvironment):
     """Print the options of an environment and, if it is installed, its cameras, widths, limits and tasks."""
 
     name: str | None = positional("[NAME]", None)
-    """Environment (same as --env)."""
+    """Environment (the same as --env)."""
 
     def run(self) -> int:
         from pirl.envs.registry import KNOWN, EnvConfig, find_env_class

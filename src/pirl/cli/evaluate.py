@@ -54,7 +54,11 @@ class Evaluate(WithJson, ActingInMany):
         for policy, evaluation in zip(self.policies, evaluations, strict=True):
             show(f"{policy} in {self.env_config().id}, seed {self.seed}", _table(evaluation), "")
             print(f"{policy}: {evaluation.summary()}")
-            _list_lost(evaluation)
+            lost = [result for result in evaluation.results if result.lost is not None]
+            for result in lost[:_LISTED]:
+                print(f"  lost: episode {result.index} ({result.task}, seed {result.seed}): {result.lost}")
+            if len(lost) > _LISTED:
+                print(f"  and {len(lost) - _LISTED} more")
             if self.other is not None:
                 print()
         content = evaluations[0].to_json()
@@ -122,25 +126,10 @@ def _table(evaluation: "Evaluation") -> Any:
 
 
 def _cells(summary: "Summary") -> list[str]:
-    low, high = summary.interval
-
-    def number(value: float | None, form: str) -> str:
-        return "-" if value is None else format(value, form)
-
-    return [
-        str(summary.episodes),
-        "-" if summary.rate is None else f"{100 * summary.rate:.1f} %",
-        "-" if summary.rate is None else f"[{100 * low:.1f}, {100 * high:.1f}]",
-        number(summary.mean_return, ".3f"),
-        number(summary.mean_length, ".1f"),
-        number(summary.mean_length_of_successes, ".1f"),
-        str(summary.lost),
-    ]
-
-
-def _list_lost(evaluation: "Evaluation") -> None:
-    lost = [result for result in evaluation.results if result.lost is not None]
-    for result in lost[:_LISTED]:
-        print(f"  lost: episode {result.index} ({result.task}, seed {result.seed}): {result.lost}")
-    if len(lost) > _LISTED:
-        print(f"  and {len(lost) - _LISTED} more")
+    cells = [str(summary.episodes), "-", "-"]
+    if summary.rate is not None:
+        low, high = summary.interval
+        cells[1:] = [f"{100 * summary.rate:.1f} %", f"[{100 * low:.1f}, {100 * high:.1f}]"]
+    means = ((summary.mean_return, 3), (summary.mean_length, 1), (summary.mean_length_of_successes, 1))
+    cells += ["-" if value is None else f"{value:.{digits}f}" for value, digits in means]
+    return [*cells, str(summary.lost)]
