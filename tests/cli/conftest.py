@@ -47,7 +47,7 @@ def make_run(policy, tmp_path):
     import dataclasses
     import shutil
 
-    from pirl.config import get_config, save_config
+    from pirl.config import format_config, get_config
 
     def make(name, env, execute_steps, denoising_steps=10):
         run = tmp_path / "runs" / name
@@ -55,7 +55,8 @@ def make_run(policy, tmp_path):
         config = get_config("demo_bc")
         evaluation = dataclasses.replace(config.evaluation, execute_steps=execute_steps)
         agent = dataclasses.replace(config.agent, denoising_steps=denoising_steps)
-        save_config(run / "config.yaml", dataclasses.replace(config, env=env, evaluation=evaluation, agent=agent))
+        config = dataclasses.replace(config, env=env, evaluation=evaluation, agent=agent)
+        (run / "config.yaml").write_text(format_config(config))
         return f"runs/{name}"
 
     return make

@@ -14,14 +14,12 @@ from pirl.agents.config import ACRLPDConfig, BCConfig
 from pirl.config import (
     DataConfig,
     RLTrainConfig,
-    config_differences,
     format_config,
     get_config,
     list_configs,
     load_config,
     override_config,
     parse_config,
-    save_config,
 )
 from pirl.config.io import list_fields
 from pirl.data.prepare import Selection
@@ -81,17 +79,10 @@ def test_every_preset_reads_back_from_yaml():
 
 @given(st.sampled_from(list_configs()), overrides())
 @settings(max_examples=40)
-def test_any_configuration_reads_back_from_yaml_and_differs_where_it_was_changed(preset, changes):
+def test_any_configuration_reads_back_from_yaml(preset, changes):
     config = apply(preset, changes)
     again = parse_config(format_config(config))
     assert again == config
-    assert config_differences(again, config) == []
-    before = get_config(preset)
-    differences = config_differences(before, config)
-    assert bool(differences) == (config != before)
-    for field, old, new in differences:
-        assert old != new
-        assert any(field == name or field.startswith(f"{name}.") or name.startswith(f"{field}.") for name in changes)
 
 
 # But for NUL, which no name can hold; it is refused.
@@ -118,7 +109,7 @@ def test_any_text_survives_a_file(tmp_path_factory, project, repo_id, tasks):
         data=DataConfig(repo_id=repo_id, robot="tabletop", selection=selection),
     )
     file = tmp_path_factory.mktemp("texts") / "config.yaml"
-    save_config(file, config)
+    file.write_text(format_config(config))
     assert load_config(file) == config
 
 
@@ -184,7 +175,6 @@ def test_another_learner_begins_with_its_own_defaults():
     assert config.agent == BCConfig(ema_decay=0.5)
     config = parse_config("preset: demo_bc\nagent: {learner: acrlpd, critic_optimizer: {b1: 0.5}}")
     assert config.agent == ACRLPDConfig(critic_optimizer=replace(ACRLPDConfig().critic_optimizer, b1=0.5))
-    assert config_differences(get_config("demo"), get_config("demo_bc"))[1] == ("agent.learner", "acrlpd", "bc")
 
 
 def test_another_environment_begins_without_the_options_of_the_first():

@@ -6,14 +6,12 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from pirl.config.checks import check_config, check_data, check_layout
     from pirl.config.io import (
-        config_differences,
         debug_config,
         format_config,
         get_config,
         load_config,
         override_config,
         parse_config,
-        save_config,
         to_plain,
     )
     from pirl.config.presets import get_preset, list_configs

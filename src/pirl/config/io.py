@@ -15,7 +15,6 @@ from pirl.config.schema import LEARNERS, AgentConfig, RLTrainConfig
 from pirl.config.yaml import dump_yaml, parse_yaml, read_yaml
 from pirl.envs.registry import EnvConfig, find_env_class
 from pirl.errors import ConfigError, UserError, did_you_mean
-from pirl.files import write_file
 from pirl.models.config import Pi0Config, get_model_config, list_model_configs
 from pirl.text import convert, format_type
 
@@ -114,27 +113,6 @@ def _nested(fields: Mapping[str, Any]) -> dict[str, Any]:
 def format_config(config: RLTrainConfig) -> str:
     """The whole configuration as YAML, which `parse_config` reads back."""
     return dump_yaml(to_plain(config))
-
-
-def save_config(file: Path, config: RLTrainConfig) -> None:
-    """Write the whole configuration, which `load_config` reads back."""
-    write_file(file, format_config(config))
-
-
-def config_differences(first: RLTrainConfig, second: RLTrainConfig) -> list[tuple[str, Any, Any]]:
-    """Every dotted field in which two configurations differ, with both values."""
-    return list(_differences(to_plain(first), to_plain(second), ""))
-
-
-def _differences(first: Any, second: Any, path: str) -> Iterator[tuple[str, Any, Any]]:
-    if not isinstance(first, dict) or not isinstance(second, dict):
-        if first != second:
-            yield path, first, second
-    elif first.get("learner") != second.get("learner"):
-        yield f"{path}.learner", first["learner"], second["learner"]  # their fields cannot be compared
-    else:
-        for name in {**first, **second}:
-            yield from _differences(first.get(name), second.get(name), f"{path}.{name}" if path else name)
 
 
 def to_plain(value: Any) -> Any:
@@ -244,38 +222,37 @@ class _Reader:
         raise ConfigError(f"{self._where(path)} should be {format_type(hint)}; it is {value!r:.80}.{advice}")
 
     def _agent(self, value: Any, base: AgentConfig | None) -> AgentConfig:
+        """A learner. One that is named begins with its own defaults, unless it is that of the base."""
         values = self._mapping(value, "agent")
+        if base is None and "learner" not in values:
+            raise ConfigError(f"{self._where('agent')} lacks learner: one of {', '.join(LEARNERS)}.")
         kind: Any = type(base)
         if "learner" in values:
             learner = values.pop("learner")
-            if not isinstance(learner, str) or learner not in LEARNERS:
+            kind = LEARNERS.get(str(learner))
+            if kind is None:
                 known = f"{did_you_mean(str(learner), LEARNERS)}Known: {', '.join(LEARNERS)}."
                 raise ConfigError(f"{self._where('agent.learner')}: there is no learner {learner!r}. {known}")
-            kind = LEARNERS[learner]
-        elif base is None:
-            raise ConfigError(f"{self._where('agent')} lacks learner: one of {', '.join(LEARNERS)}.")
         agent: AgentConfig = self._group(kind, values, base, "agent")
         return agent
 
     def _env(self, value: Any, base: EnvConfig | None) -> EnvConfig | None:
         """An environment. One that is named by its id begins with the defaults of its options."""
         values = {str(name): entry for name, entry in self._mapping(value, "env").items()}
-        if self._is_none(values.get("id", "")):
+        if "id" not in values:
+            if base is None:
+                raise ConfigError(f"{self._where('env')} lacks id: the name of an environment (pirl envs list).")
+            values = {"id": base.id, "adapter": base.adapter, **base.options, **values}
+        env_id, adapter = values.pop("id"), values.pop("adapter", None)
+        if self._is_none(env_id):
             return None
-        if base is None and "id" not in values:
-            raise ConfigError(f"{self._where('env')} lacks id: the name of an environment (pirl envs list).")
-        given: dict[str, Any] = {name: values.pop(name) for name in ("id", "adapter") if name in values}
-        if self._is_none(given.get("adapter", "")):
-            given["adapter"] = None
-        for name, text in given.items():
-            if not isinstance(text, str) and not (name == "adapter" and text is None):
+        adapter = None if self._is_none(adapter) else adapter
+        for name, text in (("id", env_id), ("adapter", adapter)):
+            if not isinstance(text, str | None):
                 raise ConfigError(f"{self._where(f'env.{name}')} should be text; it is {text!r:.80}.")
-        if base is not None and "id" not in given:
-            given = {"id": base.id, "adapter": base.adapter} | given
-            values = {**base.options, **values}
-        env = EnvConfig(**given, options=values)
+        env = EnvConfig(env_id, adapter, values)
         options = self._checked("env", lambda: find_env_class(env)[1])
-        if env.adapter is not None:
+        if adapter is not None:
             # The types of a foreign environment's options are not known; they have to survive a file.
             options = self._checked("env", lambda: parse_yaml(dump_yaml(to_plain(options)), "options"))
         return replace(env, options=options)
@@ -291,20 +268,19 @@ class _Reader:
     def _unknown(self, name: Any, siblings: list[str], path: str) -> ConfigError:
         """The error about an unknown field: the nearest one may belong to another group, or to another learner."""
         siblings = [*siblings, *([CHOICES[path]] if path in CHOICES else [])]
-        everywhere, dotted = dict(list_fields()), f"{path}.{name}".removeprefix(".")
-        elsewhere = [field for field in everywhere if field.endswith(f".{name}")]
-        if dotted in everywhere:
+        fields, dotted = [field for field, _ in list_fields()], f"{path}.{name}".removeprefix(".")
+        if dotted in fields:
             near = "Another learner has it. "
-        elif elsewhere:
+        elif elsewhere := [field for field in fields if field.endswith(f".{name}")]:
             near = f"Did you mean {elsewhere[0]}? "
         else:
-            near = did_you_mean(str(name), siblings) or did_you_mean(dotted, everywhere)
+            near = did_you_mean(str(name), siblings) or did_you_mean(dotted, fields)
         return ConfigError(f"{self._where(path)} has no field {name!r}. {near}It has {', '.join(siblings)}.")
 
     def _where(self, path: str) -> str:
         if self.texts and path:
             return f"--{path.replace('_', '-')}"
-        return ": ".join(filter(None, (self.source, path))) or "the configuration"
+        return ": ".join(part for part in (self.source, path) if part) or "the configuration"
 
     def _checked(self, path: str, make: Callable[[], _Config]) -> _Config:
         """A value whose own checks may raise, with where it stands in the message."""
