@@ -1,9 +1,10 @@
-"""Import by name: the user's modules and classes, and whether an optional package is installed."""
+"""Imports by name: the user's modules and classes, optional packages, and names that are loaded when they are used."""
 
 import importlib
 import importlib.util
 import os
 import sys
+from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
 from typing import Any
 
@@ -15,6 +16,20 @@ def is_installed(package: str) -> bool:
     """Whether a package can be imported; a mere directory of its name, such as W&B leaves behind, has no origin."""
     found = importlib.util.find_spec(package)
     return found is not None and found.origin is not None
+
+
+def lazy_names(
+    package: str, modules: Mapping[str, Sequence[str]]
+) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
+    """`__getattr__`, `__dir__` and `__all__` of a package whose names are loaded when they are used."""
+    module_of = {name: module for module, names in modules.items() for name in names}
+
+    def load(name: str) -> Any:
+        if name not in module_of:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        return getattr(importlib.import_module(f"{package}.{module_of[name]}"), name)
+
+    return load, lambda: sorted(module_of), list(module_of)
 
 
 def load_module(module: str, whose: str) -> ModuleType:

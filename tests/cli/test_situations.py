@@ -458,26 +458,6 @@ def test_sizes_of_the_model(run, tmp_path, monkeypatch, shape):
     assert setup.trajectories.actions.shape[1] == action_dim
 
 
-def test_lists_of_episodes_are_written_in_many_ways(run, tmp_path):
-    built = build(tmp_path / "data", cameras="none", **FOUR)
-    for text in ("0,2,3", "0, 2, 3", "0 2 3", "0,2-3", "0, 2 - 3", "[0, 2, 3]"):
-        assert episodes(run.train(built, "--data.selection.episodes", text)[2]) == 3
-        if text[0] != "[":
-            assert "3 episodes, 23 frames: 0 problems" in run.data("check", built, "--episodes", text)[1]
-    code, said, _ = run.train(built, "--data.selection.episodes", "0,7")
-    assert code == 2
-    assert "has no episode 7; its episodes are 0-3" in said
-
-
-def test_a_missing_file_of_many_episodes_is_named_once(run, tmp_path):
-    built = build(tmp_path / "data", version="v3.0", lengths=(5,) * 12, data_split=(), video_splits=((), ()))
-    built.episodes[0].video_files[built.cameras[0]].unlink()
-    code, said = run.data("check", built, "--robot", describe(built))
-    assert code == 2
-    assert said.count("the video file is missing") == 1
-    assert "episodes 0-11, videos/" in said
-
-
 def test_files_are_named_as_they_are_on_disk(run, tmp_path):
     built = build(tmp_path / "data", **FOUR)
     (built.root / "videos").rename(built.root / "video")

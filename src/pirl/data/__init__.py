@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from pirl.lazy import lazy_names
+from pirl.imports import lazy_names
 
 if TYPE_CHECKING:
     from pirl.data.chunks import ChunkBatch, ChunkShape, Trajectories, gather_chunks

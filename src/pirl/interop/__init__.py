@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from pirl.lazy import lazy_names
+from pirl.imports import lazy_names
 
 if TYPE_CHECKING:
     from pirl.interop.checkpoint import Checkpoint, load_policy, open_checkpoint, save_checkpoint, save_policy
