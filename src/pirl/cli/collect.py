@@ -82,7 +82,7 @@ class Collect(ActingInMany):
                     actor,
                     starts,
                     self.out,
-                    execute_steps=self.resolved.execute_steps,
+                    execute_steps=self.resolved_execute_steps,
                     settings=settings,
                     dataset_format=dataset_format,
                     env_steps=self.env_steps,

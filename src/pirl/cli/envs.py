@@ -88,7 +88,7 @@ class Play(Acting):
         from pirl.envs.rollout import make_starts
         from pirl.envs.video import write_videos
 
-        results, videos, steps = [], [], self.resolved.execute_steps
+        results, videos, steps = [], [], self.resolved_execute_steps
         with contextlib.closing(make_env(with_render_size(self.env_config(), self.size))) as env:
             description = env.describe()
             actor = self.load_policy(policy, description, 1)

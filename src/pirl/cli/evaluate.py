@@ -96,7 +96,7 @@ class Evaluate(WithJson, ActingInMany):
                         pool,
                         actor,
                         starts,
-                        execute_steps=self.resolved.execute_steps,
+                        execute_steps=self.resolved_execute_steps,
                         settings=self.describe(policy) | {"episodes": self.episodes, "envs": envs},
                         videos=_RECORDED if self.video is not None else 0,
                         on_episode=advance,

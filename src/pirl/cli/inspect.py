@@ -69,7 +69,15 @@ class Inspect(WithJson):
         parts = describe(state, layout, self.depth, self.of or "")
         odd, whole = unexpected(state), left_whole(state.leaves, layout)
         total, most = sum(part.bytes for part in parts), sum(part.bytes_per_device for part in parts)
-        show(_table(parts, layout), "", facts(_facts(state, layout, parts)))
+        arrays, numbers = sum(part.leaves for part in parts), sum(part.parameters for part in parts)
+        rows = [("state", state.title), ("total", f"{numbers:,} numbers in {arrays:,} arrays, {format_size(total)}")]
+        if layout.devices > 1:
+            copies = layout.devices // layout.fsdp_devices
+            mesh = f"{layout.devices} devices, {layout.fsdp_devices} of which share one copy"
+            even = f"{most * layout.fsdp_devices / total:.3f} times an even share" if total else ""
+            rows.append(("devices", mesh + (f" ({copies} copies)" if copies > 1 else "")))
+            rows.append(("a device", f"{format_size(most)}, {even}"))
+        show(_table(parts, layout), "", facts(rows))
         for note in state.notes:
             print(note)
         _list("different from the configuration", odd)
@@ -98,17 +106,11 @@ class Inspect(WithJson):
         sides = (first, self.of), (second, self.of if self.against is None else self.against)
         names = [f"{state.title}: {part}" if part else state.title for state, part in sides]
         show(f"{names[0]}\nand {names[1]}", "", _difference_table(found))
+        alone = {"only_first": found.only_first, "only_second": found.only_second, "other_shape": found.other_shape}
         _list("only in the first", found.only_first)
         _list("only in the second", found.only_second)
         _list("of another shape", found.other_shape)
-        return {
-            "first": names[0],
-            "second": names[1],
-            "subtrees": [part.to_json() for part in found.parts],
-            "only_first": found.only_first,
-            "only_second": found.only_second,
-            "other_shape": found.other_shape,
-        }
+        return {"first": names[0], "second": names[1], "subtrees": [part.to_json() for part in found.parts], **alone}
 
 
 def _table(parts: "list[Part]", layout: "Layout") -> Any:
@@ -117,30 +119,11 @@ def _table(parts: "list[Part]", layout: "Layout") -> Any:
     rows = []
     for part in parts:
         shape = "" if part.shape is None else "×".join(map(str, part.shape)) or "number"
-        row = [
-            part.name,
-            str(part.leaves),
-            shape,
-            f"{part.parameters:,}",
-            ", ".join(part.dtypes),
-            format_size(part.bytes),
-        ]
+        row = [part.name, str(part.leaves), shape, f"{part.parameters:,}"]
+        row += [", ".join(part.dtypes), format_size(part.bytes)]
         row += [f"{part.sharded} of {part.leaves}", format_size(part.bytes_per_device)] if layout.devices > 1 else []
         rows.append(row)
     return table(headers, rows, left=1)
-
-
-def _facts(state: "SavedState", layout: "Layout", parts: "list[Part]") -> list[tuple[str, str]]:
-    total, most = sum(part.bytes for part in parts), sum(part.bytes_per_device for part in parts)
-    arrays, numbers = sum(part.leaves for part in parts), sum(part.parameters for part in parts)
-    rows = [("state", state.title), ("total", f"{numbers:,} numbers in {arrays:,} arrays, {format_size(total)}")]
-    if layout.devices > 1:
-        copies = layout.devices // layout.fsdp_devices
-        mesh = f"{layout.devices} devices, {layout.fsdp_devices} of which share one copy"
-        even = f"{most * layout.fsdp_devices / total:.3f} times an even share" if total else ""
-        rows += [("devices", mesh + (f" ({copies} copies)" if copies > 1 else ""))]
-        rows += [("a device", f"{format_size(most)}, {even}")]
-    return rows
 
 
 def _difference_table(found: "Comparison") -> Any:

@@ -35,6 +35,7 @@ class Configured(Command):
 
     # Groups that begin with a choice may be given it under their own name.
     aliases: ClassVar[Mapping[str, str]] = {"env": "env.id", "model": "model.preset", "agent": "agent.learner"}
+    takes_settings: ClassVar[bool] = True
 
     preset: str | None = positional("[PRESET]", None)
     """Preset to start from; not needed if the configuration file names one (preset: NAME) or is complete."""
@@ -148,6 +149,7 @@ class InEnvironment(Command):
     """An environment, by name, with its own options."""
 
     aliases: ClassVar[Mapping[str, str]] = {"env.id": "env"}
+    takes_settings: ClassVar[bool] = True
 
     env: str | None = option("NAME", shown=DEFAULT_ENV)
     """Environment: a name from `pirl envs list`, or a Gymnasium id (--env.id is the same).
@@ -161,15 +163,6 @@ class InEnvironment(Command):
 
         options: dict[str, Any] = {name.removeprefix("env."): text for name, text in self.settings.items()}
         return EnvConfig(DEFAULT_ENV if self.env is None else self.env, options.pop("adapter", None), options)
-
-
-@dataclass(frozen=True)
-class _Resolved:
-    """Where policies act and how: as given on the command line, else as in their runs, else by default."""
-
-    env: "EnvConfig"
-    execute_steps: int
-    denoising_steps: dict[str, int]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -219,8 +212,9 @@ class Acting(InEnvironment):
         if not checkpoints:
             for name in ("model", "robot", "asset_id", "guidance"):
                 if getattr(self, name) is not None:
-                    flag = f"--{name.replace('_', '-')}"
-                    raise UserError(f"{flag} is for checkpoints; the scripted expert does not use it.")
+                    raise UserError(
+                        f"--{name.replace('_', '-')} is for checkpoints; the scripted expert does not use it."
+                    )
         elif len(checkpoints) == len(self.policies) and self.expert != ExpertConfig():
             raise UserError("--expert.* is for the scripted expert; a checkpoint does not use it.")
         for checkpoint in checkpoints:
@@ -237,43 +231,48 @@ class Acting(InEnvironment):
         return {policy: config for policy in self.policies if (config := _run_config(policy)) is not None}
 
     @cached_property
-    def resolved(self) -> _Resolved:
-        """The environment and the steps."""
-        runs, env, execute_steps = self._runs, super().env_config(), self.execute_steps or DEFAULT_EXECUTE_STEPS
-        trained = {run: config.env for run, config in runs.items() if config.env is not None}
-        if self.env is None and trained:
-            _check_agreement("environment", {run: shlex.join(env.flags()) for run, env in trained.items()})
-            base = next(iter(trained.values()))
-            env = replace(base, adapter=env.adapter or base.adapter, options={**base.options, **env.options})
-        if self.execute_steps is None and runs:
-            steps = {run: config.evaluation.execute_steps for run, config in runs.items()}
-            _check_agreement("number of steps", {run: f"--execute-steps {number}" for run, number in steps.items()})
-            execute_steps = next(iter(steps.values()))
-        denoising = dict.fromkeys(self.policies, self.denoising_steps or DEFAULT_DENOISING_STEPS)
-        if self.denoising_steps is None:
-            denoising |= {run: config.agent.denoising_steps for run, config in runs.items()}
-        return _Resolved(env, execute_steps, denoising)
+    def _env(self) -> "EnvConfig":
+        given, trained = super().env_config(), {run: config.env for run, config in self._runs.items() if config.env}
+        if self.env is not None or not trained:
+            return given
+        _check_agreement("environment", {run: shlex.join(env.flags()) for run, env in trained.items()})
+        base = next(iter(trained.values()))
+        return replace(base, adapter=given.adapter or base.adapter, options={**base.options, **given.options})
+
+    @cached_property
+    def resolved_execute_steps(self) -> int:
+        """The number of actions to execute: as given, as in the runs, or the default."""
+        if self.execute_steps is not None or not self._runs:
+            return self.execute_steps or DEFAULT_EXECUTE_STEPS
+        steps = {run: config.evaluation.execute_steps for run, config in self._runs.items()}
+        _check_agreement("number of steps", {run: f"--execute-steps {number}" for run, number in steps.items()})
+        return next(iter(steps.values()))
+
+    def _denoising_steps_of(self, policy: str) -> int:
+        own = self._runs[policy].agent.denoising_steps if policy in self._runs else DEFAULT_DENOISING_STEPS
+        return self.denoising_steps or own
 
     def print_notes(self) -> None:
         """Print, as flags, what is as in the runs of the policies."""
-        used, steps = self.resolved, {run: self.resolved.denoising_steps[run] for run in self._runs}
-        taken = []
+        env, taken = self.env_config(), []
         if self.env is None and any(config.env is not None for config in self._runs.values()):
-            own = {name: value for name, value in used.env.options.items() if f"env.{name}" not in self.settings}
-            taken.append(shlex.join(replace(used.env, options=own).flags()))
+            own = {name: value for name, value in env.options.items() if f"env.{name}" not in self.settings}
+            taken.append(shlex.join(replace(env, options=own).flags()))
         if self.execute_steps is None:
-            taken.append(f"--execute-steps {used.execute_steps}")
-        if self.denoising_steps is None and len(set(steps.values())) == 1:
+            taken.append(f"--execute-steps {self.resolved_execute_steps}")
+        steps = {run: self._denoising_steps_of(run) for run in self._runs}
+        differ = len(set(steps.values())) > 1
+        if self.denoising_steps is None and steps and not differ:
             taken.append(f"--denoising-steps {next(iter(steps.values()))}")
-        if self._runs and taken:
-            print(f"as in {' and '.join(self._runs)}: {' '.join(taken)}")
-        if len(set(steps.values())) > 1:
+        if steps and taken:
+            print(f"as in {' and '.join(steps)}: {' '.join(taken)}")
+        if differ:
             for run, number in steps.items():
                 print(f"as in {run}, for its own policy: --denoising-steps {number}")
 
     def env_config(self) -> "EnvConfig":
         """The environment to use: as given, or that of the runs with the options that were given."""
-        return self.resolved.env
+        return self._env
 
     def load_policy(self, policy: str, description: "EnvDescription", batch_size: int) -> "Policy | ExpertConfig":
         """The expert, or the policy of a checkpoint."""
@@ -292,10 +291,10 @@ class Acting(InEnvironment):
             model=self.model,
             robot=self.robot,
             asset_id=self.asset_id,
-            num_steps=self.resolved.denoising_steps[policy],
+            num_steps=self._denoising_steps_of(policy),
             guidance=self.guidance,
         )
-        if (steps := self.resolved.execute_steps) > loaded.horizon:
+        if (steps := self.resolved_execute_steps) > loaded.horizon:
             raise UserError(f"--execute-steps {steps} is more than the policy's chunk length, {loaded.horizon}.")
         return loaded
 
@@ -304,12 +303,15 @@ class Acting(InEnvironment):
         from pirl.envs.policy import find_policy
         from pirl.envs.registry import find_env_class
 
-        env, used = self.env_config(), self.resolved
+        env = self.env_config()
         if policy == EXPERT:
             who: dict[str, Any] = {"policy": EXPERT, "expert": asdict(self.expert)}
         else:
-            who = {"policy": str(find_policy(expand_home(policy)).resolve()), "execute_steps": used.execute_steps}
-            who |= {"denoising_steps": used.denoising_steps[policy]}
+            who = {
+                "policy": str(find_policy(expand_home(policy)).resolve()),
+                "execute_steps": self.resolved_execute_steps,
+            }
+            who |= {"denoising_steps": self._denoising_steps_of(policy)}
             who |= {name: getattr(self, name) for name in ("model", "robot", "asset_id", "guidance")}
         where = {"id": env.id, "adapter": env.adapter, "options": find_env_class(env)[1]}
         return {**who, "env": where, "task": self.task, "seed": self.seed}

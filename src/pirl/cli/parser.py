@@ -80,9 +80,10 @@ class Option:
 
 @dataclass(frozen=True, kw_only=True)
 class Command:
-    """A subcommand. Its docstring and its fields are its help; a field `settings` collects further options."""
+    """A subcommand. Its docstring and fields are its help; the field `settings`, if it has one, collects other options."""
 
     aliases: ClassVar[Mapping[str, str]] = {}
+    takes_settings: ClassVar[bool] = False
 
     def run(self) -> int:
         """Do it; returns the exit code."""
@@ -118,14 +119,9 @@ class Command:
                 name = option.metavar if option.positional else option.flag
                 raise UserError(f"{program} needs {name}. See {program} --help.")
         values = {name: options[name].read(texts, program) for name, texts in given.items()}
-        if has_settings(cls):
+        if cls.takes_settings:
             values["settings"] = settings
         return _make(cls, values)
-
-
-def has_settings(kind: type[Command]) -> bool:
-    """Whether a command takes options that are no fields of its own."""
-    return any(field.name == "settings" for field in dataclasses.fields(kind))
 
 
 def _split(
@@ -150,19 +146,18 @@ def _split(
         option = options.get(name)
         if option is None or option.positional:
             types = kind.setting_types()
-            if name not in types and not (name.startswith("env.") and has_settings(kind)):
+            if name not in types and not (name.startswith("env.") and kind.takes_settings):
                 flags = [option.flag for option in options.values() if not option.positional]
                 flags += [f"--{setting.replace('_', '-')}" for setting in types]
                 raise UserError(f"{program} has no option {flag}. {did_you_mean(flag, flags)}See {program} --help.")
             option = Option(name, types.get(name, str), "")
         following = waiting[-1] if waiting else "--"
-        is_switch = option.hint is bool
-        if not equals and is_switch and following.lower() not in BOOLS:
+        if not equals and option.hint is bool and following.lower() not in BOOLS:
             value = "true"
-        elif not equals and option.bare and following.startswith("--"):
-            value = option.bare
         elif not equals and following.startswith("--"):
-            raise UserError(f"{program}: {flag} needs a value.")
+            if not option.bare:
+                raise UserError(f"{program}: {flag} needs a value.")
+            value = option.bare
         elif not equals:
             value = waiting.pop()
         if name in options:
