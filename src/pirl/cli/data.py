@@ -207,14 +207,9 @@ class Cache(Command):
         entries, rows = list_frame_caches(), []
         for entry in entries:
             kept = "plain" if entry.compression == "none" else entry.compression
-            rows.append(
-                (
-                    *(entry.dataset, entry.camera, f"{entry.frames:,}", f"{entry.height}×{entry.width}"),
-                    f"{kept}{'' if entry.complete else ', unfinished'}",
-                    format_size(entry.bytes_on_disk),
-                    f"{entry.last_used:%Y-%m-%d %H:%M}",
-                )
-            )
+            kept += "" if entry.complete else ", unfinished"
+            row = [entry.dataset, entry.camera, f"{entry.frames:,}", f"{entry.height}×{entry.width}", kept]
+            rows.append([*row, format_size(entry.bytes_on_disk), f"{entry.last_used:%Y-%m-%d %H:%M}"])
         if entries:
             show(table(("dataset", "camera", "frames", "size", "kept as", "on disk", "last used"), rows))
         print(f"{_count(entries, 'cache')}, {format_size(sum(entry.bytes_on_disk for entry in entries))}")

@@ -80,7 +80,7 @@ class Option:
 
 @dataclass(frozen=True, kw_only=True)
 class Command:
-    """A subcommand. Its docstring and fields are its help; the field `settings`, if it has one, collects other options."""
+    """A subcommand. Its docstring and fields are its help; its field `settings` collects other options."""
 
     aliases: ClassVar[Mapping[str, str]] = {}
     takes_settings: ClassVar[bool] = False
