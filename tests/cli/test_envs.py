@@ -1,4 +1,4 @@
-"""`pirl envs`: what there is, what it takes, and a look at it."""
+"""`pirl envs`: lists environments, shows their options, renders episodes."""
 
 import av
 import numpy as np
@@ -47,7 +47,7 @@ def test_an_environment_that_is_not_installed_still_shows_its_options(call):
     assert all(f"--env.{option.name.replace('_', '-')}" in out for option in missing[0].options)
 
 
-def test_playing_prints_how_it_went_and_makes_films(call):
+def test_playing_prints_how_it_went_and_writes_videos(call):
     arguments = ("envs", "play", "--episodes", 2, "--size", 64, "--seed", 5)
     code, out, err = call(*arguments)
     assert (code, err) == (0, "")

@@ -47,18 +47,13 @@ def test_the_same_seed_prints_and_writes_the_same(call):
     assert once(0)[1]["episodes"] != once(1)[1]["episodes"]
 
 
-def test_a_file_in_the_home_directory_goes_there_though_the_shell_says_nothing(call, monkeypatch, tmp_path):
+def test_one_task_is_measured_and_written_to_a_file_in_the_home_directory(call, monkeypatch, tmp_path):
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    assert "written to" in evaluate(call, "expert", "--episodes", 1, "--json=~/a.json")
-    assert (tmp_path / "home" / "a.json").is_file()
-    assert not (tmp_path / "~").exists()
-
-
-def test_one_task_can_be_asked_for(call):
     task = "put the red block in the blue zone"
-    out = evaluate(call, "expert", "--episodes", 3, "--task", task, "--json", "a.json")
-    assert f"{task}         3" in out
-    assert {episode["prompt"] for episode in json.loads(Path("a.json").read_text())["episodes"]} == {task}
+    assert f"{task}         3" in evaluate(call, "expert", "--episodes", 3, "--task", task, "--json=~/a.json")
+    content = json.loads((tmp_path / "home" / "a.json").read_text())
+    assert {episode["prompt"] for episode in content["episodes"]} == {task}
+    assert not (tmp_path / "~").exists()
 
 
 def test_a_policy_is_compared_with_the_expert_start_by_start(call, policy):
@@ -113,20 +108,10 @@ def test_the_command_line_has_the_last_word_over_the_run(call, make_run):
     said, env, steps = settings_of(call, run, "--env", "tabletop", "--env.max-steps", 4)
     assert said == "as in runs/a: --execute-steps 3"
     assert (env["options"], steps) == ({"max_steps": 4}, 3), "another environment begins with its own defaults"
-    said, env, steps = settings_of(call, run, "--env.id=tabletop", "--env.max-steps", 4, "--execute-steps", 2)
-    assert "as in" not in said
-
-
-def test_the_expert_beside_a_run_acts_where_the_run_was_trained(call, make_run):
-    said, env, _ = settings_of(call, "expert", make_run("a", SMALL, 3))
-    assert said.startswith("as in runs/a: --env tabletop --env.image-size 28")
-    assert env["options"]["objects"] == 3
-
-
-def test_a_run_that_knew_no_environment_leaves_it_to_the_command_line(call, make_run):
-    said, env, steps = settings_of(call, make_run("a", None, 3), "--env.max-steps", 4)
-    assert said == "as in runs/a: --execute-steps 3"
-    assert (env["id"], steps) == ("tabletop", 3)
+    said, env, _ = settings_of(call, "expert", run)
+    assert said.startswith("as in runs/a: --env tabletop --env.image-size 28"), "the expert acts where the run does"
+    said, env, steps = settings_of(call, make_run("none", None, 3), "--env.max-steps", 4)
+    assert (said, env["id"], steps) == ("as in runs/none: --execute-steps 3", "tabletop", 3)
 
 
 def test_runs_that_differ_are_compared_only_where_somebody_says(call, make_run):
@@ -136,6 +121,8 @@ def test_runs_that_differ_are_compared_only_where_somebody_says(call, make_run):
     assert (code, out) == (2, "")
     assert "runs/a and runs/b were not trained with the same environment" in err
     assert "--env.max-steps 6 --env.objects 3 in one, --env tabletop --env.image-size 28 --env.max-steps 7 in" in err
+    code, out, err = call("eval", "runs", *QUICK)
+    assert (code, out, err) == (2, "", "error: runs holds runs; name one of them: runs/a, runs/b, runs/c.\n")
     code, out, err = call("eval", runs[0], runs[2], *QUICK)
     assert (code, "number of steps: --execute-steps 3 in one, --execute-steps 2" in err) == (2, True)
     said, _, steps = settings_of(call, runs[0], runs[2], "--execute-steps", 2)
@@ -166,13 +153,6 @@ def test_each_run_plans_in_as_many_denoising_steps_as_it_was_trained_with(call, 
     assert (any("denoising" in line for line in lines), steps) == (False, [3, 3])
     small = ("--env.image-size", 28, "--env.max-steps", 6, "--env.objects", 3)
     assert said_and_made_with("runs/a/checkpoints/policy/10", *small) == ([], [10]), "no run, so as OpenPI acts"
-
-
-def test_of_a_directory_of_runs_one_has_to_be_named(call, make_run):
-    make_run("b", SMALL, 3)
-    make_run("a", SMALL, 3)
-    code, out, err = call("eval", "runs", *QUICK)
-    assert (code, out, err) == (2, "", "error: runs holds runs; name one of them: runs/a, runs/b.\n")
 
 
 def test_a_damaged_configuration_is_needed_only_for_what_nobody_says(call, make_run):

@@ -12,7 +12,7 @@ from pirl.cli.main import parse
 from pirl.config import check_layout
 from pirl.plan.topologies import parse_topology
 
-# A policy that sees the state alone: its language expert, where pictures and prompts would be read, has nothing to learn.
+# A policy that sees the state alone: its language expert, which reads images and prompts, has nothing to learn.
 DEPTHS = ("--model.language.depth", 1, "--model.action-expert.depth", 1)
 SMALL = ("plan", "demo_state_bc", *DEPTHS, "--agent.freeze", "language", "--batch-size", 16)
 

@@ -33,16 +33,18 @@ def data(tmp_path):
 def test_options_go_over_the_file_and_the_file_over_the_preset(call, trained, data, tmp_path):
     (tmp_path / "mine.yaml").write_text("steps: 50\nbatch_size: 16\nlogging: {every: 7}\n")
     code, _, err = call(
-        *("train", "debug", "--exp-name", "a/b", "--config-file", "mine.yaml", "--data.repo-id", data),
-        *(
+        *[
+            "train",
+            "debug",
+            "--exp-name",
+            "a/b",
+            "--config-file",
+            "mine.yaml",
+            "--data.repo-id",
+            "data",
             "--batch-size=24",
-            "--agent.num-action-samples",
-            8,
-            "--agent.critic.hidden-dims",
-            "4,4",
-            "--env.precision",
-            0.03,
-        ),
+        ],
+        *["--agent.num-action-samples", "8", "--agent.critic.hidden-dims", "4,4", "--env.precision", "0.03"],
     )
     assert (code, err) == (0, "")
     ((config, rest),) = trained
@@ -71,29 +73,31 @@ def test_what_a_run_wrote_down_runs_again(call, trained, data, tmp_path):
 
 
 def test_switches_words_and_groups_stand_anywhere(call, trained, data):
-    arguments = (
-        "--from-scratch",
-        "demo_bc",
-        "--env",
-        "none",
-        "--exp-name",
-        "x",
-        "--model",
-        "tiny_state",
-        "--agent",
-        "bc",
+    code, _, err = call(
+        *[
+            "train",
+            "--from-scratch",
+            "demo_bc",
+            "--env",
+            "none",
+            "--exp-name",
+            "x",
+            "--model",
+            "tiny_state",
+            "--agent",
+            "bc",
+            "--overwrite",
+        ],
+        *[
+            "--data.robot",
+            "tabletop_state",
+            "--logging.tensorboard",
+            "false",
+            "--agent.augment",
+            "--data.repo-id",
+            "data",
+        ],
     )
-    more = (
-        *("--agent", "bc"),
-        "--data.robot",
-        "tabletop_state",
-        "--logging.tensorboard",
-        "false",
-        "--agent.augment",
-        "--data.repo-id",
-        data,
-    )
-    code, _, err = call("train", *arguments, *more, "--overwrite")
     assert (code, err) == (0, "")
     ((config, rest),) = trained
     assert rest["overwrite"]
@@ -157,24 +161,15 @@ def test_help_without_a_preset_says_how_to_get_more(call):
     assert "--dry-run" in out
 
 
-def test_a_run_knows_by_itself_what_to_go_on_with(call, trained, data, tmp_path):
-    begun = override_config(get_config("debug"), {"data.repo_id": data, "steps": 77})
-    (tmp_path / "elsewhere" / "x").mkdir(parents=True)
-    (tmp_path / "elsewhere" / "x" / "config.yaml").write_text(format_config(begun))
-    assert call("train", "--exp-name", "x", "--runs-dir", "elsewhere", "--resume") == (0, "", "")
-    ((config, rest),) = trained
-    assert config == override_config(begun, {"runs_dir": "elsewhere"})
-    assert rest["resume"]
-
-
-def test_the_run_that_was_found_goes_on_wherever_it_was_begun(call, trained, data, tmp_path):
+def test_a_run_resumes_from_its_configuration_wherever_it_was_begun(call, trained, data, tmp_path):
     begun = override_config(get_config("debug"), {"data.repo_id": data, "runs_dir": str(tmp_path / "before")})
-    for runs in ("before", "runs"):  # begun there, copied here
+    for runs in ("before", "runs", "elsewhere"):  # begun there, copied here
         (tmp_path / runs / "x").mkdir(parents=True)
         (tmp_path / runs / "x" / "config.yaml").write_text(format_config(begun))
-    assert call("train", "--exp-name", "x", "--resume") == (0, "", "")
-    ((config, _),) = trained
-    assert config == override_config(begun, {"runs_dir": "runs"})
+    for options, runs in (((), "runs"), (("--runs-dir", "elsewhere"), "elsewhere")):
+        assert call("train", "--exp-name", "x", "--resume", *options) == (0, "", "")
+        config, rest = trained.pop()
+        assert (config, rest["resume"]) == (override_config(begun, {"runs_dir": runs}), True)
 
 
 def test_a_device_without_room_is_answered_with_what_needs_less(call, data, monkeypatch):

@@ -338,7 +338,7 @@ _ROLLOUT = ("rollout/success", "rollout/success_kept", "rollout/success_after", 
 
 
 def check_metric(config: RLTrainConfig, name: str) -> Iterator[str]:
-    """What keeps a metric from being measured now and then: what is logged of updates decides nothing."""
+    """Why a metric cannot choose checkpoints or end a run; those of updates never can."""
     learned = [*_POLICY, "actor/action_mse"]
     if isinstance(config.agent, ACRLPDConfig):
         learned += [*_ACTOR_CRITIC, *_BY_MODE[config.agent.actor_mode]]
