@@ -1,6 +1,7 @@
 """Shared by the tests of commands: calling them, and a small policy for the tabletop."""
 
 import io
+import shlex
 
 import pytest
 
@@ -9,7 +10,7 @@ from pirl.cli.main import main
 
 @pytest.fixture
 def call(capsys, monkeypatch, tmp_path):
-    """Call pirl; gives the exit code, and what was printed to both streams."""
+    """Call pirl with a line, and more arguments; gives the exit code, and what was printed to both streams."""
     monkeypatch.setenv("PIRL_CACHE", str(tmp_path / "cache"))
     monkeypatch.chdir(tmp_path)
 
@@ -17,7 +18,7 @@ def call(capsys, monkeypatch, tmp_path):
         if answers is not None:
             monkeypatch.setattr("sys.stdin", io.StringIO(answers))
         with pytest.raises(SystemExit) as end:
-            main(list(map(str, arguments)))
+            main([*shlex.split(arguments[0]), *map(str, arguments[1:])])
         out, err = capsys.readouterr()
         assert "Traceback" not in err
         return end.value.code or 0, out, err

@@ -38,7 +38,7 @@ def test_a_dataset_is_written_summed_up_and_accepted(call):
 
 
 def test_what_is_there_already_is_not_collected_again_but_added_to(call):
-    arguments = ("collect", "--policy", "expert", "--out", "data", "--storage", "image", *FAST)
+    arguments = ("collect --policy expert --out data --storage image", *FAST)
     call(*arguments, "--episodes", 3)
     before = files_of(open_dataset("data").root)
     code, out, _ = call(*arguments, "--episodes", 3, "--resume")
@@ -48,13 +48,13 @@ def test_what_is_there_already_is_not_collected_again_but_added_to(call):
     code, out, _ = call(*arguments, "--episodes", 5, "--resume")
     assert "3 of 5 episodes exist; continuing" in out
     assert len(open_dataset("data").episode_ids) == 5
-    call(*arguments[:3], "--out", "whole", *arguments[5:], "--episodes", 5)
+    call("collect --policy expert --out whole --storage image", *FAST, "--episodes", 5)
     data = {name: content for name, content in files_of(open_dataset("whole").root).items() if "data" in name}
     assert {name: files_of(open_dataset("data").root)[name] for name in data} == data
 
 
 def test_steps_can_be_asked_for_instead_of_episodes(call):
-    arguments = ("collect", "--policy", "expert", "--out", "data", "--storage", "image", *FAST)
+    arguments = ("collect --policy expert --out data --storage image", *FAST)
     assert call(*arguments, "--env-steps", 70)[0] == 0
     lengths = [episode["length"] for episode in json.loads(Path("data/meta/pirl_collect.json").read_text())["episodes"]]
     assert sum(lengths[:-1]) < 70 <= sum(lengths) == open_dataset("data").starts[-1]
@@ -66,8 +66,7 @@ def test_steps_can_be_asked_for_instead_of_episodes(call):
 
 
 def test_a_policy_collects_and_resumes(call, policy):
-    options = ["--storage", "image", "--denoising-steps", "2", "--version", "v2.1"]
-    arguments = ("collect", "--policy", policy, *options, *FAST[:6])
+    arguments = (f"collect --policy {policy} --storage image --denoising-steps 2 --version v2.1", *FAST[:6])
     assert call(*arguments, "--episodes", 5, "--out", "whole")[0] == 0
     assert call(*arguments, "--episodes", 2, "--out", "part")[0] == 0
     assert call(*arguments, "--episodes", 5, "--out", "part", "--resume")[0] == 0
@@ -121,8 +120,7 @@ def test_other_settings_are_named(call):
 
 def test_a_run_collects_where_it_was_trained(call, make_run):
     run = make_run("a", EnvConfig("tabletop", options={"image_size": 28, "max_steps": 6}), 3)
-    options = ["--episodes", "2", "--out", "data", "--denoising-steps", "1", "--storage", "image"]
-    code, out, err = call("collect", "--policy", run, *options)
+    code, out, err = call(f"collect --policy {run} --episodes 2 --out data --denoising-steps 1 --storage image")
     assert (code, err) == (0, "")
     assert out.startswith("as in runs/a: --env tabletop --env.image-size 28 --env.max-steps 6 --execute-steps 3\n")
     settings = json.loads(Path("data/meta/pirl_collect.json").read_text())["settings"]

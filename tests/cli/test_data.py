@@ -139,14 +139,10 @@ def test_a_dataset_may_follow_two_dashes(call, tmp_path, monkeypatch):
 
 def test_statistics_are_printed_and_written(call, dataset, tmp_path):
     robot = tmp_path / "arm.json"
-    robot.write_text(
-        json.dumps(
-            {"name": "arm", "cameras": {}, "state": ["observation.state"], "actions": ["action"], "delta": [2, -1]}
-        )
-    )
-    code, out, _ = call(
-        "data", "stats", dataset.root, "--robot", robot, "--horizon", 3, "--output", tmp_path / "norm.json"
-    )
+    described = {"name": "arm", "cameras": {}, "state": ["observation.state"], "actions": ["action"], "delta": [2, -1]}
+    robot.write_text(json.dumps(described))
+    where = ("--robot", robot, "--output", tmp_path / "norm.json")
+    code, out, _ = call("data", "stats", dataset.root, "--horizon", 3, *where)
     assert code == 0
     assert "norm.json" in out
     stats = json.loads((tmp_path / "norm.json").read_text())["norm_stats"]

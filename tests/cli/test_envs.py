@@ -73,9 +73,7 @@ def test_playing_prints_how_it_went_and_writes_videos(call):
 
 
 def test_a_policy_can_be_watched(call, policy):
-    code, out, _ = call(
-        "envs", "play", "--checkpoint", policy, "--episodes", 1, "--denoising-steps", 1, "--env.max-steps", 9
-    )
+    code, out, _ = call(f"envs play --checkpoint {policy} --episodes 1 --denoising-steps 1 --env.max-steps 9")
     assert code == 0
     assert "timeout after 9 steps" in out or "failure after" in out
 

@@ -33,18 +33,8 @@ def data(tmp_path):
 def test_options_go_over_the_file_and_the_file_over_the_preset(call, trained, data, tmp_path):
     (tmp_path / "mine.yaml").write_text("steps: 50\nbatch_size: 16\nlogging: {every: 7}\n")
     code, _, err = call(
-        *[
-            "train",
-            "debug",
-            "--exp-name",
-            "a/b",
-            "--config-file",
-            "mine.yaml",
-            "--data.repo-id",
-            "data",
-            "--batch-size=24",
-        ],
-        *["--agent.num-action-samples", "8", "--agent.critic.hidden-dims", "4,4", "--env.precision", "0.03"],
+        "train debug --exp-name a/b --config-file mine.yaml --data.repo-id data --batch-size=24 "
+        "--agent.num-action-samples 8 --agent.critic.hidden-dims 4,4 --env.precision 0.03"
     )
     assert (code, err) == (0, "")
     ((config, rest),) = trained
@@ -74,29 +64,8 @@ def test_what_a_run_wrote_down_runs_again(call, trained, data, tmp_path):
 
 def test_switches_words_and_groups_stand_anywhere(call, trained, data):
     code, _, err = call(
-        *[
-            "train",
-            "--from-scratch",
-            "demo_bc",
-            "--env",
-            "none",
-            "--exp-name",
-            "x",
-            "--model",
-            "tiny_state",
-            "--agent",
-            "bc",
-            "--overwrite",
-        ],
-        *[
-            "--data.robot",
-            "tabletop_state",
-            "--logging.tensorboard",
-            "false",
-            "--agent.augment",
-            "--data.repo-id",
-            "data",
-        ],
+        "train --from-scratch demo_bc --env none --exp-name x --model tiny_state --agent bc --overwrite "
+        "--data.robot tabletop_state --logging.tensorboard false --agent.augment --data.repo-id data"
     )
     assert (code, err) == (0, "")
     ((config, rest),) = trained
