@@ -21,7 +21,8 @@ class Train(Configured):
     """Train a policy. `pirl train PRESET --help` shows every option with its default in that preset.
 
     Options override the configuration file, the file overrides the preset. The config.yaml of a run repeats that run.
-    Pass environment options as `--env.OPTION VALUE`; `pirl envs show NAME` lists them. `pirl configs` lists the presets.
+    Write lists as a,b or [a, b], and an empty value as none. Pass environment options as `--env.OPTION VALUE`;
+    `pirl envs show NAME` lists them. `pirl configs` lists the presets.
     """
 
     exp_name: str | None = option("NAME")
