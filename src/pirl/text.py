@@ -65,7 +65,7 @@ def convert(value: Any, hint: Any, *, texts: bool) -> Any:
         if texts and isinstance(value, str):
             value = [part.strip() for part in value.split(",") if part.strip()]
             if parts == (int, ...):
-                value = [number for part in value for number in _numbers(part)]
+                return tuple(number for part in value for number in _numbers(part))
         if isinstance(value, list | tuple) and (parts[-1] is ... or len(value) == len(parts)):
             kinds = parts[:1] * len(value) if parts[-1] is ... else parts
             return tuple(convert(entry, kind, texts=texts) for entry, kind in zip(value, kinds, strict=True))
@@ -78,14 +78,17 @@ def convert(value: Any, hint: Any, *, texts: bool) -> Any:
     raise ValueError
 
 
-def _numbers(text: str) -> list[str]:
-    """Whole numbers between spaces, and ranges of them such as 7-12, one by one."""
-    numbers: list[str] = []
+def _numbers(text: str) -> list[int]:
+    """Whole numbers between spaces, and ranges of them such as 7-12."""
+    numbers: list[int] = []
     for part in re.sub(r"(?<=\d)\s*-\s*(?=\d)", "-", text).split():
         bounds = re.fullmatch(r"(\d{1,18})-(\d{1,18})", part)
-        if bounds is not None and not 0 <= int(bounds[2]) - int(bounds[1]) < _LONGEST_RANGE:
+        if bounds is None:
+            numbers.append(int(_number(part, int)))
+        elif 0 <= int(bounds[2]) - int(bounds[1]) < _LONGEST_RANGE:
+            numbers += range(int(bounds[1]), int(bounds[2]) + 1)
+        else:
             raise ValueError
-        numbers += [part] if bounds is None else map(str, range(int(bounds[1]), int(bounds[2]) + 1))
     return numbers
 
 
