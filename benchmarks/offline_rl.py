@@ -3,7 +3,7 @@
 Four kinds of demonstrations in Tabletop (DATASETS), each seen by true state and by two cameras. Every policy is made by
 commands that a user could type, which are printed, and measured on the same 200 held-out starts. The controls say which
 link is weak: chunks weighted by the advantages of others, critics without cameras, critics that are told the true
-positions, and, instead of critics, a simulator that tries every chunk. Two rows extract the policy in another way. A
+positions, and, instead of critics, a simulator that tries every chunk. Three rows extract the policy in another way. A
 finished measurement is kept (--results) and not repeated, so the benchmark can be stopped at any time and continued, on
 another machine too; `--redo POLICY` forgets some. The last line is one JSON object.
 """
@@ -40,13 +40,14 @@ OBSERVATIONS = ("state", "pixels")
 PRESETS = {"state": ("demo_state_bc", "demo_state"), "pixels": ("demo_bc", "demo")}
 CLONES = ("bc", "bc_more", "bc_successes", "bc_successes_more", "bc_only_successes")
 CONTROLS = ("random_weights", "blind_critic", "perfect_critic", "perfect_choice")
-# Other ways from the critics to the policy.
+# Other ways from the critics to the policy; and a policy that goes on seeing as the clone does.
 OTHERS = {
     "awr": ("--agent.actor-mode", "awr"),
     "condition": ("--agent.actor-mode", "condition"),
+    "frozen": ("--agent.freeze", "vision,language"),
 }
 POLICIES = (*CLONES, "acrlpd", "acrlpd_best_of_n", *OTHERS, *CONTROLS)
-PIXELS_ONLY = ("condition", "blind_critic", "perfect_critic")
+PIXELS_ONLY = ("condition", "frozen", "blind_critic", "perfect_critic")
 # The run that each starts from, BC on successes if not said: BC first, then its successes only.
 STARTS = {"bc": None, "bc_only_successes": None, "bc_more": "bc", "bc_successes": "bc"}
 # Updates of a clone: with more of them, it has made as many in all as ACRLPD's policy; from successes only, as many as

@@ -23,6 +23,7 @@ POLICIES = {
     "acrlpd_best_of_n": "ACRLPD, best of 8",
     "awr": "awr, exported",
     "condition": "condition, exported",
+    "frozen": "encoder frozen, exported",
     "random_weights": "control: random weights",
     "blind_critic": "control: blind critics",
     "perfect_critic": "control: critics told the positions",
