@@ -105,6 +105,26 @@ def test_a_checkpoint_that_does_not_describe_itself_is_not_described_by_a_guess(
     assert open_checkpoint(tmp_path / "merged").config is None
 
 
+def test_a_model_of_any_size_can_be_named_by_a_file(call, checkpoint, tmp_path):
+    """Also for PyTorch, whose files do not tell how weights split into heads."""
+    assert call("convert", checkpoint, tmp_path / "pytorch", "--style", "pytorch")[0] == 0
+    model = tmp_path / "model.json"
+    (tmp_path / "pytorch" / "pirl.json").rename(model)
+    assert call("convert", "--check", tmp_path / "pytorch", "--model", model)[0] == 0
+    assert call("convert", tmp_path / "pytorch", tmp_path / "back", "--model", model)[0] == 0
+    assert call("convert", "--check", checkpoint, tmp_path / "back", "--rtol", "1e-9")[0] == 0
+    model.write_text("[1]")
+    assert call("convert", "--check", tmp_path / "pytorch", "--model", model)[0] == 2
+
+
+def test_a_policy_without_cameras_is_said_to_be_pirls_alone(call, tmp_path):
+    save_policy(tmp_path / "blind", create_model(get_model_config("tiny_state"), jax.random.key(0)))
+    code, out, _ = call("convert", "--check", tmp_path / "blind")
+    assert (code, "OpenPI cannot load it" in out) == (0, True)
+    code, _, err = call("convert", tmp_path / "blind", tmp_path / "pytorch", "--style", "pytorch")
+    assert (code, "has no cameras" in err) == (2, True)
+
+
 def test_lora_is_not_merged_by_another_factor_than_it_was_trained_with(call, tmp_path):
     tiny = get_model_config("tiny_lora")
     other = dataclasses.replace(tiny, language=tiny.language.with_lora(LoraConfig(rank=8, alpha=80.0)))

@@ -18,6 +18,8 @@ import pytest
 
 from builders import MICRO, MICRO_LORA, MICRO_PI05, random_model, random_parameters
 from golden import ROOT, TINY_MODELS, arrays, assert_close, content, model_config, needs_golden, observation
+from pirl.agents.bc import BCAgent
+from pirl.agents.config import BCConfig
 from pirl.errors import CheckpointError, ConfigError
 from pirl.interop.checkpoint import compare, load_policy, open_checkpoint, save_checkpoint, save_policy
 from pirl.interop.norm_stats import NormStats
@@ -114,6 +116,14 @@ def test_a_saved_policy_comes_back_equal(tmp_path, style, config):
     assert (opened.style, opened.config, opened.description["step"]) == (style, config, 5)
     assert opened.norm_stats() == STATS
     assert_equal_parameters(get_parameters(policy), get_parameters(load_policy(tmp_path / "a" / "5")))
+
+
+def test_a_learner_of_a_loaded_policy_compiles_its_update_once(tmp_path):
+    save_policy(tmp_path / "policy", random_model(MICRO))
+    agent = BCAgent.create(BCConfig(), load_policy(tmp_path / "policy"), jax.random.key(0))
+    update = jax.jit(lambda agent: jax.tree.map(lambda leaf: leaf + 1, agent))
+    update(update(agent))
+    assert update._cache_size() == 1
 
 
 def test_mixed_dtypes_are_kept_and_casts_are_exact(tmp_path):

@@ -31,8 +31,9 @@ class Convert(WithJson):
     """Where to write the converted checkpoint; with --check, the checkpoint to compare with."""
     check: bool = False
     """Verify one checkpoint (readable, finite, fits its model; reports missing statistics) or compare two."""
-    model: str | None = option("PRESET")
-    """Model preset, for a checkpoint without pirl.json; needed to merge LoRA or to check the fit."""
+    model: str | None = option("PRESET|FILE")
+    """Model of a checkpoint without pirl.json; needed to merge LoRA or to check the fit. A preset, or a file that holds
+    one: a run's config.yaml, or the pirl.json of another checkpoint."""
     merge_lora: bool = False
     """Fold LoRA weights into the weights they update."""
     dtype: Literal["float32", "bfloat16"] | None = option(shown="as saved")
@@ -55,7 +56,7 @@ class Convert(WithJson):
         self._reject_unused_options()
         self.check_json()
         refuse_directory_of_runs(self.checkpoint)
-        checkpoint = open_checkpoint(find_policy(self.checkpoint))
+        checkpoint = open_checkpoint(find_policy(self.checkpoint), self._given_model())
         if self.check and self.output is not None:
             refuse_directory_of_runs(self.output)
             return self._compare(checkpoint, open_checkpoint(find_policy(self.output)))
@@ -80,6 +81,17 @@ class Convert(WithJson):
                     raise UserError(f"--{name.replace('_', '-')} applies to {what}.")
         if not all(0 <= tolerance < math.inf for tolerance in (self.rtol, self.atol)):
             raise UserError("--rtol and --atol should be finite and cannot be negative.")
+
+    def _given_model(self) -> "Pi0Config | None":
+        from pirl.config.yaml import read_yaml
+        from pirl.models.config import Pi0Config, get_model_config
+
+        if self.model is None:
+            return None
+        if Path(self.model).suffix not in (".json", ".yaml", ".yml"):
+            return get_model_config(self.model)
+        values = read_yaml(Path(self.model))
+        return Pi0Config.from_dict(values.get("model") if isinstance(values, dict) else values)
 
     def _inspect(self, checkpoint: "Checkpoint") -> int:
         summary = _summary(checkpoint)
@@ -142,6 +154,7 @@ class Convert(WithJson):
             overwrite=self.overwrite,
         )
         print(f"wrote {output}: {sum(value.size for value in params.values()):,} parameters in {len(params)} arrays")
+        _warn_if_blind(checkpoint)
         if left_out:
             print(f"left out, because not part of a policy: {', '.join(left_out)}")
         if self.merge_lora and any(str(value.dtype) == "bfloat16" for value in params.values()):
@@ -152,7 +165,8 @@ class Convert(WithJson):
         """The model that the checkpoint or the command line names; the parameters have to fit it."""
         from pirl.interop.checkpoint import check_match, resolve_config
 
-        config = resolve_config(checkpoint, self.model) if required or self.model is not None else checkpoint.config
+        config = self._given_model() or checkpoint.config
+        config = resolve_config(checkpoint, config) if required else config
         if config is not None:
             check_match(checkpoint, config)
         return config
@@ -175,10 +189,16 @@ class Convert(WithJson):
         problems = check_values(checkpoint)
         for problem in problems:
             print(problem)
+        _warn_if_blind(checkpoint)
         if not checkpoint.norm_stats():
             print("assets: no norm_stats.json; a robot needs one to normalize its state and actions")
         print(f"{checkpoint.directory}: {'not sound' if problems else 'sound'}, {len(checkpoint.leaves)} arrays")
         return 1 if problems else 0
+
+
+def _warn_if_blind(checkpoint: "Checkpoint") -> None:
+    if not any(path.startswith("PaliGemma/img") for path in checkpoint.leaves):
+        print("no vision tower: the policy has no cameras, so OpenPI cannot load it; pirl can")
 
 
 def _items(checkpoint: "Checkpoint") -> list[str]:

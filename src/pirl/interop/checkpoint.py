@@ -82,13 +82,12 @@ class Checkpoint:
         sharding: LeafSharding | None = None,
     ) -> dict[str, jax.Array]:
         """Read leaves straight onto their devices, cast on the way where `dtypes` says so."""
-        device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
         leaves = self.leaves
         # One at a time, so that the host never holds a second copy of the whole; the largest while little is loaded.
         arrays = {}
         for path in sorted(leaves if paths is None else paths, key=lambda path: -leaves[path].size):
             leaf = jax.ShapeDtypeStruct(leaves[path].shape, jnp.dtype((dtypes or {}).get(path, leaves[path].dtype)))
-            arrays[path] = self.arrays.read(path, leaf, device if sharding is None else sharding(path, leaf))
+            arrays[path] = self.arrays.read(path, leaf, None if sharding is None else sharding(path, leaf))
         return arrays
 
 
@@ -122,12 +121,15 @@ def find_params(path: str | os.PathLike[str]) -> tuple[Path, Path]:
     return directory, params
 
 
-def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
-    """Open a checkpoint directory, or the `params` directory or `model.safetensors` inside one."""
+def open_checkpoint(path: str | os.PathLike[str], config: Pi0Config | None = None) -> Checkpoint:
+    """Open a checkpoint directory, or the `params` directory or `model.safetensors` inside one.
+
+    How the weights of a PyTorch file split into heads, it does not tell: by `config`, pirl.json or else OpenPI's models.
+    """
     directory, parameters = find_params(path)
     description = _read_description(directory / DESCRIPTION_FILE)
     if parameters.name == PYTORCH_FILE:
-        arrays = PyTorchArrays(parameters, _described_config(directory, description))
+        arrays = PyTorchArrays(parameters, config or _described_config(directory, description))
         return Checkpoint(directory, "pytorch", arrays, description)
     params, trained = open_params(parameters)
     return Checkpoint(directory, "trained" if trained else "released", params, description)
@@ -170,7 +172,8 @@ def load_policy(
     checkpoint without LoRA to start a LoRA policy: its low-rank weights are drawn from it. For `to_learn` see
     `check_match`.
     """
-    checkpoint = open_checkpoint(path)
+    config = get_model_config(config) if isinstance(config, str) else config
+    checkpoint = open_checkpoint(path, config)
     config = resolve_config(checkpoint, config)
     drawn = check_match(checkpoint, config, fresh_lora=fresh_lora is not None, to_learn=to_learn)
     dtypes = {} if param_dtype is None else dict.fromkeys([*checkpoint.leaves, *drawn], jnp.dtype(param_dtype))
@@ -299,6 +302,8 @@ def save_checkpoint(
     is_main_process = jax.process_index() == 0
     if style == "pytorch":
         check_writable(params)
+        if config is not None and not config.cameras:
+            raise CheckpointError("OpenPI's PyTorch models have a vision tower, but this policy has no cameras.")
         if jax.process_count() > 1:
             raise CheckpointError("several processes cannot write one PyTorch file: use `pirl convert` afterwards.")
     if is_main_process:

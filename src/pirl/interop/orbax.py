@@ -4,12 +4,13 @@ import contextlib
 import json
 import logging
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 import orbax.checkpoint as ocp
 import tensorstore
 
@@ -30,7 +31,7 @@ class OrbaxArrays:
         """The shape and dtype of each array."""
         return {path: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for path, leaf in self.metadata.items()}
 
-    def read(self, path: str, leaf: jax.ShapeDtypeStruct, sharding: jax.sharding.Sharding) -> jax.Array:
+    def read(self, path: str, leaf: jax.ShapeDtypeStruct, sharding: jax.sharding.Sharding | None) -> jax.Array:
         """One array, by TensorStore: Orbax raises in the background on a damaged file, without the name of the array."""
         with _damage_named(self.directory, path):
             stored = self.metadata[path]
@@ -41,11 +42,22 @@ class OrbaxArrays:
                 "fill_missing_data_reads": not self.options.get("store_array_data_equal_to_fill_value"),
             }
             # Devices that want parts of the same chunk share one decoding of it.
-            cache = leaf.size * stored.dtype.itemsize if len(sharding.device_set) > 1 else 0
+            cache = leaf.size * stored.dtype.itemsize if sharding and len(sharding.device_set) > 1 else 0
             context = tensorstore.Context({"cache_pool": {"total_bytes_limit": cache}})
             store = tensorstore.open(spec, open=True, read=True, context=context).result()
             store = tensorstore.cast(store, leaf.dtype)
-            return jax.make_array_from_callback(leaf.shape, sharding, lambda index: store[index].read().result())
+            return place(leaf, sharding, lambda index: store[index].read().result())
+
+
+def place(
+    leaf: jax.ShapeDtypeStruct,
+    sharding: jax.sharding.Sharding | None,
+    part: Callable[[tuple[slice, ...]], np.ndarray],
+) -> jax.Array:
+    """An array from its parts; without a sharding committed to no device, as arrays are that are computed."""
+    if sharding is None:
+        return jax.device_put(part((slice(None),) * len(leaf.shape)))
+    return jax.make_array_from_callback(leaf.shape, sharding, part)  # type: ignore[arg-type]
 
 
 def open_arrays(directory: Path) -> OrbaxArrays:

@@ -16,6 +16,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from pirl.errors import CheckpointError, in_one_line
+from pirl.interop.orbax import place
 from pirl.models.config import Pi0Config
 
 FILE_NAME = "model.safetensors"
@@ -182,20 +183,19 @@ class PyTorchArrays:
         leading = (len(layers),) * rule.is_layered + (len(rule.names),) * (len(rule.names) > 1)
         return jax.ShapeDtypeStruct((*leading, *first[1].shape), first[1].dtype)
 
-    def read(self, path: str, leaf: jax.ShapeDtypeStruct, sharding: jax.sharding.Sharding) -> jax.Array:
+    def read(self, path: str, leaf: jax.ShapeDtypeStruct, sharding: jax.sharding.Sharding | None) -> jax.Array:
         """One parameter onto its devices; only the layers that a device holds are put together at a time."""
         if path not in RULES:
             return jax.device_put(self._file.get_tensor(self._names[path]).astype(leaf.dtype), sharding)
         rule, layers = RULES[path], self._layers[path]
 
-        def part(index: tuple[slice, ...] | None) -> np.ndarray:
-            assert index is not None
+        def part(index: tuple[slice, ...]) -> np.ndarray:
             if not rule.is_layered:
                 return self._layer(rule, layers[0])[index].astype(leaf.dtype)
             chosen = [self._layer(rule, names)[index[1:]] for names in layers[index[0]]]
             return np.stack(chosen, dtype=leaf.dtype, casting="unsafe")
 
-        return jax.make_array_from_callback(leaf.shape, sharding, part)
+        return place(leaf, sharding, part)
 
     def _layer(self, rule: Rule, names: tuple[str, ...]) -> np.ndarray:
         parts = [rule.from_tensor(self._file.get_tensor(self._names[name]), self._head_sizes) for name in names]
