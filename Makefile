@@ -2,7 +2,16 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-READY := $(VENV)/.ready
+# What to install JAX for: cpu, cuda12, cuda13 or tpu. If not given, as before, or else by what the machine has.
+ifndef ACCELERATOR
+ACCELERATOR := $(or $(patsubst $(VENV)/.ready-%,%,$(firstword $(wildcard $(VENV)/.ready-*))),$(shell \
+	driver=$$(nvidia-smi --query-gpu=driver_version --format=csv,noheader 2>/dev/null | head -n 1); \
+	if [ "$$driver" ]; then [ "$${driver%%.*}" -ge 580 ] && echo cuda13 || echo cuda12; \
+	elif ls /dev/accel0 /dev/vfio/0 >/dev/null 2>&1; then echo tpu; else echo cpu; fi))
+endif
+READY := $(VENV)/.ready-$(ACCELERATOR)
+COMMA := ,
+EXTRAS := dev$(if $(filter-out cpu,$(ACCELERATOR)),$(COMMA)$(ACCELERATOR))
 INSTALL := PIP_CONSTRAINT=constraints.txt PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/pip install --quiet
 
 .PHONY: help setup setup-aloha setup-metaworld setup-libero setup-rendering demo demo-ript test test-slow test-sims fuzz soak mutants lint format
@@ -15,9 +24,12 @@ setup: $(READY)  ## create .venv with pirl and the development tools
 
 $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
-		{ echo "pirl needs Python 3.11 or newer; $(PYTHON) is $$($(PYTHON) --version). Try: make PYTHON=python3.12 $@" >&2; exit 2; }
-	$(PYTHON) -m venv $(VENV)
-	$(INSTALL) --editable '.[dev]'
+		{ echo "pirl needs Python 3.11 or newer; $(PYTHON) is $$($(PYTHON) --version). Try: make PYTHON=python3.12 setup" >&2; exit 2; }
+	@case '$(ACCELERATOR)' in cpu|cuda12|cuda13|tpu) ;; *) \
+		echo "ACCELERATOR=$(ACCELERATOR) is none of cpu, cuda12, cuda13, tpu." >&2; exit 2;; esac
+	@echo "installing for $(ACCELERATOR); for another: make setup ACCELERATOR=cpu|cuda12|cuda13|tpu"
+	$(PYTHON) -m venv $(if $(filter-out $@,$(wildcard $(VENV)/.ready-*)),--clear) $(VENV)
+	$(INSTALL) --editable '.[$(EXTRAS)]'
 	@touch $@
 
 setup-aloha: $(READY) setup-rendering  ## add the ALOHA simulator

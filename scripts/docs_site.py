@@ -23,6 +23,7 @@ PLACES = {
     "CONTRIBUTING.md": "contributing.md",
     "LICENSE": "LICENSE",
     "benchmarks/README.md": "benchmarks.md",
+    "examples/cluster/README.md": "examples/cluster.md",
     "examples/custom_env/README.md": "examples/custom_env.md",
     "examples/custom_env/point_reach.py": "examples/point_reach.py",
     "examples/custom_env/point_reach_adapter.py": "examples/point_reach_adapter.py",

@@ -10,6 +10,7 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+import yaml
 
 from pirl.cli.main import main, parse
 from pirl.data import get_robot, list_robots
@@ -132,6 +133,19 @@ def test_commands_that_are_only_shown_could_run():
             command = parse(words[1:])
             if words[1] in ("train", "sweep") and "--resume" not in words:
                 command.resolve()
+
+
+def test_the_commands_of_the_cluster_examples_could_run():
+    directory = ROOT / "examples" / "cluster"
+    (job,) = (part for part in yaml.safe_load_all((directory / "job.yaml").read_text()) if part["kind"] == "Job")
+    (container,) = job["spec"]["template"]["spec"]["containers"]
+    words = [word.replace("$(JOB_COMPLETION_INDEX)", "1") for word in container["args"]]
+    script = (directory / "train.sbatch").read_text().replace("\\\n", "")
+    (line,) = re.findall(r"^srun \S+ pirl (.*) \"\$\{resume\[@\]\}\"$", script, flags=re.MULTILINE)
+    one, other = (parse(arguments).resolve() for arguments in (words, shlex.split(line)))
+    assert (one.hosts.processes, one.hosts.process_id) == (2, 1)
+    assert one.agent == other.agent
+    subprocess.run(["bash", "-n", directory / "train.sbatch"], check=True)
 
 
 def test_both_first_pages_show_the_same_commands_and_numbers():

@@ -33,6 +33,8 @@ from pirl.text import format_size
 
 _PURPOSES = {
     "aloha": "the ALOHA simulator",
+    "cuda12": "NVIDIA GPUs with a driver from 525 on",
+    "cuda13": "NVIDIA GPUs with a driver from 580 on",
     "hub": "datasets of the Hugging Face hub by their id",
     "libero": "the LIBERO simulator",
     "metaworld": "the Meta-World simulator",
@@ -40,6 +42,7 @@ _PURPOSES = {
     "ray": "rollouts on many machines",
     "sweep": "pirl sweep",
     "tensorboard": "metrics in TensorBoard",
+    "tpu": "training on TPUs",
     "trackio": "metrics in Trackio",
     "wandb": "metrics in Weights & Biases",
 }
@@ -154,7 +157,7 @@ def check_devices(devices: list[list[Any]] | None, failure: str) -> Iterator[Che
         detail, advice = "none found: full-size policies need one to train", ""
         if gpu or any(Path("/dev").glob("accel*")):
             detail = f"there is {'an NVIDIA GPU' if gpu else 'a TPU'}, but JAX does not use it"
-            advice = f"pip install 'jax[{'cuda13' if gpu else 'tpu'}]'"
+            advice = "make setup ACCELERATOR=" + ("cuda13 (a driver before 580: cuda12)" if gpu else "tpu")
             advice = f"JAX_PLATFORMS={chosen} is set: unset it" if chosen else advice
         yield CheckResult("accelerator", "absent", detail, advice)
 
