@@ -39,8 +39,10 @@ setup-metaworld: $(READY) setup-rendering  ## add the Meta-World simulator
 	$(INSTALL) --editable '.[metaworld]'
 
 # What `pip install 'pirl[libero]'` would bring besides is torch, which nothing here imports, and a probe that needs cmake.
+# The MuJoCo in constraints.txt has no wheels for Python 3.14; there it is the newest that LIBERO works with.
 setup-libero: $(READY) setup-rendering  ## add the LIBERO simulator (download its assets yourself: docs/environments.md)
-	$(INSTALL) 'mujoco<3.9' numba scipy opencv-python matplotlib cloudpickle easydict future pyyaml termcolor PyOpenGL
+	$(INSTALL) --only-binary mujoco 'mujoco<3.9' 2>/dev/null || $(BIN)/pip install --quiet --only-binary mujoco 'mujoco<3.9'
+	$(INSTALL) numba scipy opencv-python matplotlib cloudpickle easydict future pyyaml termcolor PyOpenGL
 	$(INSTALL) --no-deps hf-libero==0.1.4 robosuite==1.4.0 bddl==1.0.1
 
 # MuJoCo renders without a screen by EGL or OSMesa, which come from the system.

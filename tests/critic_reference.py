@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from pirl.models.critic import CriticConfig
+from pirl.models.config import CriticConfig
 from pirl.models.pi0 import Prefix
 
 

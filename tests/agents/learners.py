@@ -22,7 +22,7 @@ from pirl.agents.bc import BCAgent
 from pirl.agents.config import ACRLPDConfig, BCConfig, OptimizerConfig
 from pirl.data.chunks import ChunkBatch
 from pirl.models import Observation, Pi0
-from pirl.models.critic import CriticConfig
+from pirl.models.config import CriticConfig
 from pirl.models.gemma import KVCache
 from pirl.models.pi0 import Prefix
 

@@ -28,8 +28,8 @@ from pirl.agents.diagnostics import effective_sample_size
 from pirl.data.chunks import ChunkBatch
 from pirl.errors import ConfigError
 from pirl.models import create_model
-from pirl.models.config import get_model_config
-from pirl.models.critic import CriticConfig
+from pirl.models.config import CriticConfig, get_model_config
+from pirl.models.critic import critic_values
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -59,7 +59,7 @@ class Revealed:
     def values(self, critic, prefix, chunks):
         """[critics, b, n]"""
         config = self.agent.config.critic
-        return np.asarray(config.values(q_logits(critic, config, prefix, chunks[:, :, :H, :REAL])), np.float64)
+        return np.asarray(critic_values(config, q_logits(critic, config, prefix, chunks[:, :, :H, :REAL])), np.float64)
 
     def aggregate(self, values):
         if self.agent.config.aggregate == "lower_bound":
@@ -89,7 +89,7 @@ class Revealed:
         critic, config = self.agent.critic.params, self.agent.config
         if config.target == "expectile":
             baseline = self.aggregate(
-                np.asarray(config.critic.values(v_logits(critic, config.critic, self.critic_prefix)))
+                np.asarray(critic_values(config.critic, v_logits(critic, config.critic, self.critic_prefix)))
             )
         else:
             baseline = self.aggregate(self.values(critic, self.critic_prefix, self.chunks)).mean(axis=1)
@@ -169,7 +169,7 @@ def test_the_expectile_target_asks_the_target_critics_about_the_next_observation
     seen = Revealed(acrlpd(target="expectile", aggregate="lower_bound"), make_batch())
     config, batch = seen.agent.config, seen.batch
     values = np.asarray(
-        config.critic.values(v_logits(seen.agent.critic.target_params, config.critic, seen.next_prefix))
+        critic_values(config.critic, v_logits(seen.agent.critic.target_params, config.critic, seen.next_prefix))
     )
     rewards = batch.rewards[:, 0] + 0.9 * batch.rewards[:, 1]
     expected = rewards + np.where(batch.next_terminal, 0, 0.81 * (values.mean(axis=0) - 0.5 * values.std(axis=0)))

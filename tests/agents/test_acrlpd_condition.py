@@ -25,6 +25,7 @@ from pirl.agents.acrlpd import ACRLPDAgent
 from pirl.agents.config import ACRLPDConfig
 from pirl.errors import ConfigError
 from pirl.models import GuidedObservation, Observation
+from pirl.models.critic import critic_values
 
 PLAIN, NEGATIVE, POSITIVE = 1, 2, 3
 
@@ -68,8 +69,8 @@ def advantages_of(agent, batch):
     """Q(s, chunk) − V(s), both under the plain prompt."""
     config, critics = agent.config.critic, agent.critic.params
     prefix = agent.actor.build().encode(batch.observations)
-    q = np.asarray(config.values(q_logits(critics, config, prefix, batch.actions[:, None, :H, :REAL])))[..., 0]
-    v = np.asarray(config.values(v_logits(critics, config, prefix)))
+    q = np.asarray(critic_values(config, q_logits(critics, config, prefix, batch.actions[:, None, :H, :REAL])))[..., 0]
+    v = np.asarray(critic_values(config, v_logits(critics, config, prefix)))
     return q.mean(axis=0) - v.mean(axis=0)
 
 

@@ -18,7 +18,7 @@ from pirl.agents.config import ACRLPDConfig, TemperatureConfig
 from pirl.data.chunks import ChunkBatch, ChunkShape, Trajectories, gather_chunks
 from pirl.data.policy_io import PolicyIO
 from pirl.models import Observation, Pi0, set_parameters
-from pirl.models.critic import CriticConfig
+from pirl.models.config import CriticConfig
 from trajectories import ROBOT
 
 DISCOUNT = 0.9

@@ -34,7 +34,7 @@ COMMANDS = [
     # --- configurations
     ("train", "the run needs a name: --exp-name NAME"),
     ("train --exp-name x", "no configuration: name a preset (see pirl configs), or pass a --config-file"),
-    ("train dmeo --exp-name x", "no preset is named 'dmeo'. Did you mean demo?"),
+    ("train dmeo", "no preset is named 'dmeo'. Did you mean demo?"),
     ("train demo --exp-nmae x", "pirl train has no option --exp-nmae. Did you mean --exp-name?"),
     ("train demo --num-action-samples 4", "Did you mean --agent.num-action-samples?"),
     (f"{DRY} --env.objets 4", "tabletop has no option 'objets'. Did you mean objects?"),
@@ -48,6 +48,7 @@ COMMANDS = [
     (f"{DRY} --agent.optimizer.peak-lr inf", "peak_lr = inf"),
     (f"{DRY} --agent.learner bc --agent.learner.x 1", "agent.learner"),
     (f"{DRY} --agent.horizon-length 3", "has no field 'horizon_length'. Another learner has it."),
+    ("train debug --exp-name x --agent.bta 1", "--agent has no field 'bta'. Did you mean agent.temperature.beta?"),
     (f"{DRY} --model.cameras '[!!python/name:os.system x]'", "cameras"),
     ("train demo --exp-name x --agent.discount 3", "--agent: discount = 3.0 should be in [0, 1]"),
     ("train demo --exp-name x --agent.actor-mode pg", "should be awr or distill or condition or bc"),

@@ -15,7 +15,7 @@ from pirl.config import check_config, debug_config, get_config, get_preset, list
 from pirl.data import open_dataset, read_outcomes
 from pirl.data.robots import load_robot
 from pirl.errors import ConfigError, DataError
-from pirl.models.critic import LARGE_CRITICS
+from pirl.models.config import LARGE_CRITICS
 from sample_datasets import build, edit_table
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -16,8 +16,9 @@ from hypothesis import strategies as st
 from fakes import POINT, LocalPool, Point, StraightPolicy
 from pirl.envs import EnvConfig, ExpertConfig, Start
 from pirl.envs.base import MAX_EVALUATION_SEED
-from pirl.envs.groups import Context, Curriculum, CurriculumConfig, Group, GroupedRollouts, roll_out_groups
+from pirl.envs.groups import Context, Curriculum, Group, GroupedRollouts, roll_out_groups
 from pirl.envs.pool import ChunkResult, EnvPool, EpisodeFailed, Images, ResetResult, open_pool
+from pirl.envs.registry import CurriculumConfig
 from pirl.envs.rollout import Rollout, make_starts, roll_out
 from pirl.envs.workers import ProcessPool
 from pirl.errors import CheckpointError, ConfigError, EnvError

@@ -12,7 +12,8 @@ from builders import MICRO
 from critic_reference import q_logits, v_logits
 from pirl.errors import ConfigError
 from pirl.models import get_model_config
-from pirl.models.critic import LARGE_CRITICS, TEN_CRITICS, CriticConfig, CriticEnsemble, count_parameters
+from pirl.models.config import LARGE_CRITICS, TEN_CRITICS, CriticConfig
+from pirl.models.critic import CriticEnsemble, bin_probabilities, count_parameters, critic_losses, critic_values
 from pirl.models.gemma import KVCache
 from pirl.models.pi0 import Prefix
 
@@ -98,11 +99,11 @@ def test_bce_is_the_cross_entropy_of_the_place_in_the_range():
     config = CriticConfig(loss="bce", value_range=(-10.0, 0.0))
     logits = jnp.asarray([[0.0], [2.0], [-1.0]])
     sigmoid = [0.5, 1 / (1 + math.exp(-2)), 1 / (1 + math.e)]
-    np.testing.assert_allclose(config.values(logits), [-10 + 10 * p for p in sigmoid], rtol=1e-5)
+    np.testing.assert_allclose(critic_values(config, logits), [-10 + 10 * p for p in sigmoid], rtol=1e-5)
     targets = [-7.5, 3.0, -20.0]  # a quarter of the way, and two beyond the ends
     places = [0.25, 1.0, 0.0]
     expected = [-t * math.log(p) - (1 - t) * math.log(1 - p) for t, p in zip(places, sigmoid, strict=True)]
-    np.testing.assert_allclose(config.losses(logits, jnp.asarray(targets)), expected, rtol=1e-5)
+    np.testing.assert_allclose(critic_losses(config, logits, jnp.asarray(targets)), expected, rtol=1e-5)
 
 
 def test_hl_gauss_smooths_the_target_over_the_bins():
@@ -114,12 +115,14 @@ def test_hl_gauss_smooths_the_target_over_the_bins():
     edges = [(-0.125 + 0.25 * i - 0.5) / (0.75 * 0.25) for i in range(6)]
     mass = np.diff([normal_cdf(x) for x in edges])
     expected = mass / mass.sum()
-    probabilities = config.bin_probabilities(jnp.asarray([0.5]))[0]
+    probabilities = bin_probabilities(config, jnp.asarray([0.5]))[0]
     np.testing.assert_allclose(probabilities, expected, rtol=1e-4)
     logits = jnp.asarray([[0.1, -0.3, 0.7, 0.0, 0.2]])
     log_p = np.asarray(logits[0]) - np.log(np.exp(np.asarray(logits[0])).sum())
-    np.testing.assert_allclose(config.losses(logits, jnp.asarray([0.5])), [-(expected * log_p).sum()], rtol=1e-4)
-    np.testing.assert_allclose(config.values(logits), [np.exp(log_p) @ [0, 0.25, 0.5, 0.75, 1]], rtol=1e-5)
+    np.testing.assert_allclose(
+        critic_losses(config, logits, jnp.asarray([0.5])), [-(expected * log_p).sum()], rtol=1e-4
+    )
+    np.testing.assert_allclose(critic_values(config, logits), [np.exp(log_p) @ [0, 0.25, 0.5, 0.75, 1]], rtol=1e-5)
 
 
 @pytest.mark.parametrize("loss", ["bce", "hl_gauss"])
@@ -128,10 +131,10 @@ def test_the_best_outputs_for_a_target_stand_for_it(loss):
     config = CriticConfig(loss=loss, value_range=(-2.0, 3.0), num_bins=51)
     targets = jnp.asarray([-1.5, 0.0, 0.4, 2.5])
     logits = jnp.zeros((4, config.outputs))
-    step = jax.jit(lambda x: x - 5.0 * jax.grad(lambda x: config.losses(x, targets).sum())(x))
+    step = jax.jit(lambda x: x - 5.0 * jax.grad(lambda x: critic_losses(config, x, targets).sum())(x))
     for _ in range(400):
         logits = step(logits)
-    np.testing.assert_allclose(config.values(logits), targets, atol=0.05)
+    np.testing.assert_allclose(critic_values(config, logits), targets, atol=0.05)
 
 
 @pytest.mark.parametrize("loss", ["huber", "hl_gauss"])
@@ -142,13 +145,13 @@ def test_asymmetric_weights_find_the_expectile(loss):
 
     def total(logits):
         logits = jnp.broadcast_to(logits, (4, config.outputs))
-        weights = jax.lax.stop_gradient(jnp.where(outcomes > config.values(logits), 0.9, 0.1))
-        return (weights * config.losses(logits, outcomes)).sum()
+        weights = jax.lax.stop_gradient(jnp.where(outcomes > critic_values(config, logits), 0.9, 0.1))
+        return (weights * critic_losses(config, logits, outcomes)).sum()
 
     logits, step = jnp.zeros((1, config.outputs)), jax.jit(lambda x: x - 0.5 * jax.grad(total)(x))
     for _ in range(600):
         logits = step(logits)
-    np.testing.assert_allclose(config.values(logits), [0.75], atol=0.02)
+    np.testing.assert_allclose(critic_values(config, logits), [0.75], atol=0.02)
 
 
 # --- sizes and what cannot be ------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from pirl.agents.ript import RolloutBatch
 from pirl.config.schema import RLTrainConfig
 from pirl.data.chunks import ChunkBatch
 from pirl.models import LoraConfig
-from pirl.models.critic import CriticConfig
+from pirl.models.config import CriticConfig
 from pirl.training import sharding
 from pirl.training.setup import Setup, agent_shapes, agent_sharding, compile_updates, create_learner
 from pirl.training.sharding import named_leaves

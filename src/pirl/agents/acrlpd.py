@@ -22,7 +22,7 @@ from pirl.agents.config import ACRLPDConfig
 from pirl.agents.diagnostics import summarize
 from pirl.data.chunks import ChunkBatch
 from pirl.errors import ConfigError
-from pirl.models.critic import CriticEnsemble, CriticParameters, count_parameters
+from pirl.models.critic import CriticEnsemble, CriticParameters, count_parameters, critic_losses, critic_values
 from pirl.models.observation import GuidedObservation, Observation, preprocess
 from pirl.models.pi0 import Pi0, Prefix
 from pirl.models.types import Array
@@ -148,18 +148,18 @@ class ACRLPDAgent:
         prefix = enc.critic_prefix if config.critic_trains_encoder else jax.lax.stop_gradient(enc.critic_prefix)
         keys = enc.inputs.keys if enc.dropout else None
         logits = self.ensemble.q(params, prefix, batch.actions[:, None], keys)[:, :, 0]
-        values = config.critic.values(logits)
+        values = critic_values(config.critic, logits)
 
         def total(x: Array) -> Array:
             return jnp.sum(jnp.where(usable, x, 0.0)) / jnp.maximum(count, 1e-6)
 
-        loss = total(config.critic.losses(logits, target[None]))
+        loss = total(critic_losses(config.critic, logits, target[None]))
         if config.target == "expectile":
             q = self._values(self.critic.target_params, prefix, batch.actions[:, None], enc.pair)[:, 0]
             q, v_logits = jax.lax.stop_gradient(q), self.ensemble.v(params, prefix)
-            is_above = jax.lax.stop_gradient(q > config.critic.values(v_logits))
+            is_above = jax.lax.stop_gradient(q > critic_values(config.critic, v_logits))
             weights = jnp.where(is_above, config.expectile, 1 - config.expectile)
-            loss = loss + total(weights * config.critic.losses(v_logits, q[None]))
+            loss = loss + total(weights * critic_losses(config.critic, v_logits, q[None]))
         return loss, diagnostics.critic_metrics(loss, values, target, usable, count)
 
     def actor_loss(self, enc: Encoded) -> Loss:

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 from pirl.errors import ConfigError, check_fields
-from pirl.models.critic import CriticConfig
+from pirl.models.config import CriticConfig
 
 # What a flow loss averages over: all action dimensions and steps, padding included, as in OpenPI; or real ones only.
 LossOver = Literal["all", "real"]

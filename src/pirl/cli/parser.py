@@ -146,7 +146,9 @@ def _split(
         option = options.get(name)
         if option is None or option.positional:
             types = kind.setting_types()
-            if name not in types and not (name.startswith("env.") and kind.takes_settings):
+            # Fields of a group that are not known are answered where the group is read: its kind is known there.
+            groups = {"env", *(setting.partition(".")[0] for setting in types)} if kind.takes_settings else ()
+            if name not in types and not ("." in name and name.partition(".")[0] in groups):
                 flags = [option.flag for option in options.values() if not option.positional]
                 flags += [f"--{setting.replace('_', '-')}" for setting in types]
                 raise UserError(f"{program} has no option {flag}. {did_you_mean(flag, flags)}See {program} --help.")

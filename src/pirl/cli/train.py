@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from pirl.cli.options import Configured, checked_name
 from pirl.cli.parser import option
+from pirl.config.presets import get_preset
 from pirl.errors import ConfigError, TrainingError, did_you_mean, in_one_line
 from pirl.files import expand_home
 from pirl.run_files import RunFiles, runs_in
@@ -35,6 +36,8 @@ class Train(Configured):
     """Delete the run of that name and start over."""
 
     def run(self) -> int:
+        if self.preset is not None:
+            get_preset(self.preset)
         name = checked_name(self.exp_name, resume=self.resume, overwrite=self.overwrite, is_needed=not self.dry_run)
         config = self.resolve()
         from pirl.training.distributed import find_hosts, supervise

@@ -5,6 +5,7 @@ import re
 import types
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -186,7 +187,7 @@ class _Reader:
         fields = {field.name: field for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
         for name, entry in values.items():
             if name not in hints:
-                raise self._unknown(name, list(hints), path)
+                raise self._unknown(name, kind, path)
             before = getattr(base, name, None)
             if base is None and callable(fields[name].default_factory):
                 before = fields[name].default_factory()  # type: ignore[operator]
@@ -265,16 +266,18 @@ class _Reader:
             raise ConfigError(f"{self._where(path)} should be a group of fields; it is {value!r:.80}.")
         return dict(value)
 
-    def _unknown(self, name: Any, siblings: list[str], path: str) -> ConfigError:
+    def _unknown(self, name: Any, kind: Any, path: str) -> ConfigError:
         """The error about an unknown field: the nearest one may belong to another group, or to another learner."""
-        siblings = [*siblings, *([CHOICES[path]] if path in CHOICES else [])]
-        fields, dotted = [field for field, _ in list_fields()], f"{path}.{name}".removeprefix(".")
-        if dotted in fields:
+        siblings = [*_hints(kind), *([CHOICES[path]] if path in CHOICES else [])]
+        fields, own = [field for field, _ in list_fields()], [field for field, _ in list_fields(kind, f"{path}.")]
+        others = [field for field in fields if path == "" or not field.startswith(f"{path}.")]
+        by_name = {field.rpartition(".")[2]: field.lstrip(".") for field in (*others, *own)}
+        if f"{path}.{name}".lstrip(".") in fields:
             near = "Another learner has it. "
-        elif elsewhere := [field for field in fields if field.endswith(f".{name}")]:
-            near = f"Did you mean {elsewhere[0]}? "
-        else:
-            near = did_you_mean(str(name), siblings) or did_you_mean(dotted, fields)
+        elif name in by_name:
+            near = f"Did you mean {by_name[name]}? "
+        elif not (near := did_you_mean(str(name), siblings)) and (close := get_close_matches(str(name), by_name, n=1)):
+            near = f"Did you mean {by_name[close[0]]}? "
         return ConfigError(f"{self._where(path)} has no field {name!r}. {near}It has {', '.join(siblings)}.")
 
     def _where(self, path: str) -> str:

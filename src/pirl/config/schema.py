@@ -7,8 +7,7 @@ from typing import Annotated, Literal
 from pirl.agents.config import ACRLPDConfig, BCConfig, RIPTConfig
 from pirl.data.outcomes import OutcomeConfig
 from pirl.data.prepare import Selection
-from pirl.envs.groups import CurriculumConfig
-from pirl.envs.registry import EnvConfig
+from pirl.envs.registry import CurriculumConfig, EnvConfig
 from pirl.errors import Checked, ConfigError
 from pirl.models.config import Pi0Config
 

@@ -6,12 +6,11 @@ import logging
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from jaxtyping import Bool, Float, Float64, Int64
 
-from pirl.data.chunks import Trajectories
 from pirl.data.frame_cache import FrameCacheConfig, open_frames
 from pirl.data.lerobot.parquet import DepthImageError
 from pirl.data.lerobot.reader import Dataset
@@ -24,6 +23,9 @@ from pirl.errors import CheckpointError, ConfigError, DataError
 from pirl.files import cache_directory
 from pirl.interop.norm_stats import NormStats, read_norm_stats, write_norm_stats
 from pirl.models.config import Pi0Config
+
+if TYPE_CHECKING:
+    from pirl.data.chunks import Trajectories
 
 logger = logging.getLogger(__name__)
 # Columns that mark actions of a human: LeRobot's, those of HIL-SERL and Evo-RL, and RLinf's.
@@ -109,7 +111,7 @@ def load_trajectories(
     outcomes: OutcomeConfig | None = None,
     frame_cache: FrameCacheConfig | None = None,
     progress: bool = True,
-) -> Trajectories:
+) -> "Trajectories":
     """Everything a sampler needs of a dataset. Images are decoded once, into the frame cache."""
     if problems := list(robot_problems(dataset, robot)):
         raise BrokenDatasetError(dataset.name, problems, f"does not fit robot {robot.name!r}")
@@ -131,6 +133,8 @@ def load_trajectories(
     for problem in unread:
         logger.warning("%s: %s", dataset.name, problem)
     frames = open_frames(dataset, list(robot.cameras.values()), config, progress=progress) if robot.cameras else {}
+    from pirl.data.chunks import Trajectories  # which imports JAX
+
     return Trajectories(
         states=states,
         actions=actions,

@@ -13,6 +13,7 @@ from jaxtyping import Float32, Float64
 
 from pirl.envs.base import FIRST_SEED, SEEDS, SEEDS_APART, TASKS_APART, EnvDescription, EnvObservation, Policy, Start
 from pirl.envs.pool import EnvPool
+from pirl.envs.registry import CurriculumConfig
 from pirl.envs.rollout import Rollout, roll_out
 from pirl.errors import CheckpointError, ConfigError, EnvError
 
@@ -212,36 +213,6 @@ class _TimedPolicy:
 
 
 # --- the curriculum ---------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class CurriculumConfig:
-    """How contexts are chosen. The defaults suit about eight attempts at each."""
-
-    initial_states: int | None = None
-    """Number of initial states per task to learn from, each with its own success rate. By default every group of
-    attempts has a new initial state, and success rates are kept per task."""
-    success_rate_target: float = 0.5
-    """Contexts whose success rate is near this value are drawn most often."""
-    sharpness: float = 16.0
-    """How quickly the probability falls with the distance from the target; 0 draws all contexts equally often."""
-    floor: float = 0.05
-    """Relative probability of contexts far from the target (1 at the target)."""
-    memory: float = 0.5
-    """Decay of the running success rates: the weight of the old value when a new one is recorded."""
-
-    def __post_init__(self) -> None:
-        states = self.initial_states
-        checks = (
-            ("initial_states", states is None or 1 <= states <= TASKS_APART, f"1 to {TASKS_APART}, or left out"),
-            ("success_rate_target", 0 < self.success_rate_target < 1, "more than 0 and less than 1"),
-            ("sharpness", 0 <= self.sharpness < math.inf, "0 or more"),
-            ("floor", 0 < self.floor <= 1, "more than 0 and at most 1"),
-            ("memory", 0 <= self.memory < 1, "at least 0 and less than 1"),
-        )
-        for name, is_valid, expected in checks:
-            if not is_valid:
-                raise ConfigError(f"curriculum.{name} = {getattr(self, name)} should be {expected}.")
 
 
 class Curriculum:

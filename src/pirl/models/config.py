@@ -1,4 +1,4 @@
-"""Architecture of a π₀ / π₀.₅ policy, and named presets from a laptop model to the released ones."""
+"""Architecture of a π₀ / π₀.₅ policy and of critics, and named presets from a laptop model to the released ones."""
 
 import dataclasses
 import re
@@ -196,6 +196,58 @@ def _from_plain(kind: type, data: Any, where: str) -> Any:
 
 
 # --- presets -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class CriticConfig:
+    """Architecture of the critics, and how they represent values."""
+
+    num_critics: int = 2
+    """Critics in the ensemble."""
+    hidden_dims: tuple[int, ...] = (512, 512, 512, 512)
+    """Widths of the hidden layers, each with LayerNorm before its activation."""
+    dropout: float = 0.0
+    """Dropout rate of the hidden layers in training."""
+    num_queries: int = 4
+    """Queries by which each critic reads the policy's prefix (its cached keys and values)."""
+    query_width: int = 64
+    """Width of each query and of what it reads."""
+    num_heads: int = 4
+    """Attention heads of the queries."""
+    loss: Literal["huber", "bce", "hl_gauss"] = "huber"
+    """Regression of the value (huber); cross-entropy of its place in value_range (bce); or cross-entropy of num_bins
+    bins over value_range against the target smoothed by a Gaussian (hl_gauss)."""
+    huber_delta: float = 1.0
+    """Huber threshold: larger errors count linearly."""
+    value_range: tuple[float, float] = (0.0, 1.0)
+    """Lowest and highest value that bce and hl_gauss can express: the range of returns."""
+    num_bins: int = 101
+    """Bins of hl_gauss."""
+
+    def __post_init__(self) -> None:
+        counts = ("num_critics", "num_queries", "query_width", "num_heads")
+        check_fields(
+            self, **dict.fromkeys(counts, "[1, inf)"), dropout="[0, 1)", huber_delta="(0, inf)", num_bins="[2, inf)"
+        )
+        if not self.hidden_dims or min(self.hidden_dims) < 1:
+            raise ConfigError(f"critic.hidden_dims should be positive widths; it is {self.hidden_dims}.")
+        if self.query_width % self.num_heads:
+            raise ConfigError(
+                f"critic.query_width = {self.query_width} should be a multiple of critic.num_heads = {self.num_heads}."
+            )
+        if len(self.value_range) != 2 or not self.value_range[0] < self.value_range[1]:
+            raise ConfigError(f"critic.value_range should be lowest, highest; it is {self.value_range}.")
+
+    @property
+    def outputs(self) -> int:
+        """Numbers by which a network expresses a value."""
+        return self.num_bins if self.loss == "hl_gauss" else 1
+
+
+# Two critics of 20 M parameters each on π₀'s prefix, and ten small ones.
+LARGE_CRITICS = CriticConfig(num_critics=2, hidden_dims=(1024,) * 4, query_width=512, num_heads=8)
+TEN_CRITICS = CriticConfig(num_critics=10, hidden_dims=(512,) * 4)
+
 
 SIGLIP_SO400M = VisionConfig(width=1152, depth=27, mlp_dim=4304, num_heads=16, patch_size=(14, 14))
 GEMMA_2B = ExpertConfig(width=2048, depth=18, mlp_dim=16_384, num_heads=8, num_kv_heads=1, head_dim=256)

@@ -3,7 +3,7 @@
 import functools
 import itertools
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -13,94 +13,47 @@ from einops import rearrange
 from flax import nnx
 from jaxtyping import Float, Key, PRNGKeyArray
 
-from pirl.errors import ConfigError, check_fields
-from pirl.models.config import Pi0Config
+from pirl.models.config import CriticConfig, Pi0Config
 from pirl.models.pi0 import Prefix, get_parameters, set_parameters
 from pirl.models.types import Array
 
 # Parameters of an ensemble by path, with a leading axis over its critics.
 CriticParameters = dict[str, Any]
-CriticLoss = Literal["huber", "bce", "hl_gauss"]
 
 
-@dataclass(frozen=True)
-class CriticConfig:
-    """Architecture of the critics, and how they represent values."""
-
-    num_critics: int = 2
-    """Critics in the ensemble."""
-    hidden_dims: tuple[int, ...] = (512, 512, 512, 512)
-    """Widths of the hidden layers, each with LayerNorm before its activation."""
-    dropout: float = 0.0
-    """Dropout rate of the hidden layers in training."""
-    num_queries: int = 4
-    """Queries by which each critic reads the policy's prefix (its cached keys and values)."""
-    query_width: int = 64
-    """Width of each query and of what it reads."""
-    num_heads: int = 4
-    """Attention heads of the queries."""
-    loss: CriticLoss = "huber"
-    """Regression of the value (huber); cross-entropy of its place in value_range (bce); or cross-entropy of num_bins
-    bins over value_range against the target smoothed by a Gaussian (hl_gauss)."""
-    huber_delta: float = 1.0
-    """Huber threshold: larger errors count linearly."""
-    value_range: tuple[float, float] = (0.0, 1.0)
-    """Lowest and highest value that bce and hl_gauss can express: the range of returns."""
-    num_bins: int = 101
-    """Bins of hl_gauss."""
-
-    def __post_init__(self) -> None:
-        counts = ("num_critics", "num_queries", "query_width", "num_heads")
-        check_fields(
-            self, **dict.fromkeys(counts, "[1, inf)"), dropout="[0, 1)", huber_delta="(0, inf)", num_bins="[2, inf)"
-        )
-        if not self.hidden_dims or min(self.hidden_dims) < 1:
-            raise ConfigError(f"critic.hidden_dims should be positive widths; it is {self.hidden_dims}.")
-        if self.query_width % self.num_heads:
-            raise ConfigError(
-                f"critic.query_width = {self.query_width} should be a multiple of critic.num_heads = {self.num_heads}."
-            )
-        if len(self.value_range) != 2 or not self.value_range[0] < self.value_range[1]:
-            raise ConfigError(f"critic.value_range should be lowest, highest; it is {self.value_range}.")
-
-    @property
-    def outputs(self) -> int:
-        """Numbers by which a network expresses a value."""
-        return self.num_bins if self.loss == "hl_gauss" else 1
-
-    def values(self, logits: Float[Array, "*b outputs"]) -> Float[Array, "*b"]:
-        """The values that network outputs stand for."""
-        low, high = self.value_range
-        if self.loss == "hl_gauss":
-            return jax.nn.softmax(logits) @ self._centers
-        return logits[..., 0] if self.loss == "huber" else low + (high - low) * jax.nn.sigmoid(logits[..., 0])
-
-    def losses(self, logits: Float[Array, "*b outputs"], target: Float[Array, "*#b"]) -> Float[Array, "*b"]:
-        """The loss of network outputs against target values; bce and hl_gauss clip these to value_range."""
-        if self.loss == "huber":
-            return optax.huber_loss(logits[..., 0], jnp.broadcast_to(target, logits.shape[:-1]), delta=self.huber_delta)
-        low, high = self.value_range
-        target = jnp.clip(target, low, high)
-        if self.loss == "bce":
-            return optax.sigmoid_binary_cross_entropy(logits[..., 0], (target - low) / (high - low))
-        return optax.softmax_cross_entropy(logits, self.bin_probabilities(target))
-
-    def bin_probabilities(self, target: Float[Array, "*b"]) -> Float[Array, "*b bins"]:
-        """A Gaussian around each target, with a deviation of 0.75 bins, integrated over the bins."""
-        width = self._centers[1] - self._centers[0]
-        edges = jnp.append(self._centers - width / 2, self._centers[-1] + width / 2)
-        below = jax.scipy.stats.norm.cdf(edges, target[..., None], 0.75 * width)
-        mass = jnp.diff(below, axis=-1)
-        return mass / jnp.sum(mass, axis=-1, keepdims=True)
-
-    @property
-    def _centers(self) -> Float[Array, " bins"]:
-        return jnp.linspace(*self.value_range, self.num_bins)
+def critic_values(config: CriticConfig, logits: Float[Array, "*b outputs"]) -> Float[Array, "*b"]:
+    """The values that network outputs stand for."""
+    low, high = config.value_range
+    if config.loss == "hl_gauss":
+        return jax.nn.softmax(logits) @ _bin_centers(config)
+    return logits[..., 0] if config.loss == "huber" else low + (high - low) * jax.nn.sigmoid(logits[..., 0])
 
 
-# Two critics of 20 M parameters each on π₀'s prefix, and ten small ones.
-LARGE_CRITICS = CriticConfig(num_critics=2, hidden_dims=(1024,) * 4, query_width=512, num_heads=8)
-TEN_CRITICS = CriticConfig(num_critics=10, hidden_dims=(512,) * 4)
+def critic_losses(
+    config: CriticConfig, logits: Float[Array, "*b outputs"], target: Float[Array, "*#b"]
+) -> Float[Array, "*b"]:
+    """The loss of network outputs against target values; bce and hl_gauss clip these to value_range."""
+    if config.loss == "huber":
+        return optax.huber_loss(logits[..., 0], jnp.broadcast_to(target, logits.shape[:-1]), delta=config.huber_delta)
+    low, high = config.value_range
+    target = jnp.clip(target, low, high)
+    if config.loss == "bce":
+        return optax.sigmoid_binary_cross_entropy(logits[..., 0], (target - low) / (high - low))
+    return optax.softmax_cross_entropy(logits, bin_probabilities(config, target))
+
+
+def bin_probabilities(config: CriticConfig, target: Float[Array, "*b"]) -> Float[Array, "*b bins"]:
+    """A Gaussian around each target, with a deviation of 0.75 bins, integrated over the bins."""
+    centers = _bin_centers(config)
+    width = centers[1] - centers[0]
+    edges = jnp.append(centers - width / 2, centers[-1] + width / 2)
+    below = jax.scipy.stats.norm.cdf(edges, target[..., None], 0.75 * width)
+    mass = jnp.diff(below, axis=-1)
+    return mass / jnp.sum(mass, axis=-1, keepdims=True)
+
+
+def _bin_centers(config: CriticConfig) -> Float[Array, " bins"]:
+    return jnp.linspace(*config.value_range, config.num_bins)
 
 
 def _normalize(x: Float[Array, "*b d"]) -> Float[Array, "*b d"]:
@@ -234,11 +187,11 @@ class CriticEnsemble:
         self, params: CriticParameters, prefix: Prefix, chunks: Float[Array, "b n horizon action_dim"]
     ) -> Float[Array, "critics b n"]:
         """The value of n chunks per observation, by every critic."""
-        return self.config.values(self.q(params, prefix, chunks))
+        return critic_values(self.config, self.q(params, prefix, chunks))
 
     def v_values(self, params: CriticParameters, prefix: Prefix) -> Float[Array, "critics b"]:
         """The value of the observations, by every critic."""
-        return self.config.values(self.v(params, prefix))
+        return critic_values(self.config, self.v(params, prefix))
 
     def _critic(self, rng: PRNGKeyArray) -> Critic:
         return Critic(self.config, self.model, self.horizon * self.action_dim, self.has_v, nnx.Rngs(rng))
