@@ -39,6 +39,7 @@ _PURPOSES = {
     "libero": "the LIBERO simulator",
     "metaworld": "the Meta-World simulator",
     "plan": "pirl plan for TPUs",
+    "plan-gpu": "pirl plan for NVIDIA GPUs, without one",
     "ray": "rollouts on many machines",
     "sweep": "pirl sweep",
     "tensorboard": "metrics in TensorBoard",
@@ -154,7 +155,7 @@ def check_devices(devices: list[list[Any]] | None, failure: str) -> Iterator[Che
         yield CheckResult(f"{platform} devices", "good", words, needed=True)
     if {platform for platform, *_ in kinds} == {"cpu"}:
         gpu = Path("/dev/nvidia0").exists() or shutil.which("nvidia-smi") is not None
-        detail, advice = "none found: full-size policies need one to train", ""
+        detail, advice = "no GPU or TPU is visible: full-size policies need one to train", ""
         if gpu or any(Path("/dev").glob("accel*")):
             detail = f"there is {'an NVIDIA GPU' if gpu else 'a TPU'}, but JAX does not use it"
             advice = "make setup ACCELERATOR=" + ("cuda13 (a driver before 580: cuda12)" if gpu else "tpu")

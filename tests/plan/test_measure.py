@@ -326,3 +326,24 @@ def test_programs_of_the_tpu_compiler_are_understood():
     once = TPU.replace("while(%a), condition=%condition, body=%body", branches)
     pairs = once.replace("{{0,1,2,3},{4,5,6,7}}", "[4,2]<=[8]")
     assert read_traffic(pairs, 8)["reduce-scatter"] == 1 / 2 * 2 * 64 * 64 * 4, "of the largest branch"
+
+
+# As the compiler for GPUs writes: products are calls of cuBLAS, which also return a workspace.
+GPU = """HloModule jit_update, is_scheduled=true
+
+ENTRY %main.0_spmd (w: bf16[128,1024], x: bf16[32,1024]) -> bf16[32,1024] {
+  %w = bf16[128,1024]{1,0} parameter(0)
+  %x = bf16[32,1024]{1,0} parameter(1)
+  %all-gather-start = (bf16[128,1024]{1,0}, bf16[1024,1024]{1,0}) all-gather-start(%w), MESH, dimensions={0}
+  %all-gather-done = bf16[1024,1024]{1,0} all-gather-done(%all-gather-start)
+  %custom-call.1 = (bf16[32,1024]{1,0}, s8[4194304]{0}) custom-call(%x, %all-gather-done), CUBLAS
+  ROOT %get-tuple-element.1 = bf16[32,1024]{1,0} get-tuple-element(%custom-call.1), index=0
+}
+""".replace("CUBLAS", 'custom_call_target="__cublas$lt$matmul"').replace(
+    "MESH", "replica_groups=mesh['axis_0'=8,'axis_1'=1] {'axis_0'}"
+)
+
+
+def test_programs_of_the_gpu_compiler_are_understood():
+    product = 2 * (32 * 1024 + 1024 * 1024 + 32 * 1024)
+    assert read_traffic(GPU, 8) == {"all-gather": 7 * 128 * 1024 * 2, "products": product}

@@ -7,7 +7,15 @@ import pytest
 
 from pirl import processes
 from pirl.errors import ConfigError
-from pirl.plan.topologies import CHIPS, GIB, NETWORK, environment, find_devices, parse_topology
+from pirl.plan.topologies import (
+    CHIPS,
+    GIB,
+    NETWORK,
+    compiles_for_gpus,
+    environment,
+    find_devices,
+    parse_topology,
+)
 
 
 def test_a_name_and_a_shape_give_so_many_devices():
@@ -15,7 +23,9 @@ def test_a_name_and_a_shape_give_so_many_devices():
     for text, count in counts.items():
         topology = parse_topology(text)
         assert topology.count == count
-        assert topology.simulated == (topology.platform != "tpu")
+        assert topology.simulated == (
+            topology.platform == "cpu" or (topology.platform == "gpu" and not compiles_for_gpus())
+        )
     one, two = parse_topology("h100:8"), parse_topology("h100:16")
     assert two.links == NETWORK < one.links, "several machines are as slow as the network between them"
     assert parse_topology("v5p:4x4x4").links == CHIPS["v5p"].links

@@ -15,9 +15,10 @@ from pirl.errors import UserError
 class Plan(WithJson, Configured):
     """Estimate memory and time of a run on hardware you need not have. Also takes every option of `pirl train`.
 
-    The real update is compiled for the named devices, without having them: TPUs with the TPU compiler (pip install
-    'pirl[plan]'), GPUs as simulated CPU devices. This takes minutes for a full-size model; results are cached. Nothing is
-    downloaded or allocated, and no data is needed. Exit code 0 if the run fits on at least one of them, else 1.
+    The real update is compiled for the named devices, without having them: for TPUs after pip install 'pirl[plan]', for
+    NVIDIA GPUs after pip install 'pirl[plan-gpu]' (without, simulated CPU devices stand in for them). This takes minutes
+    for a full-size model; results are cached. Nothing is downloaded or allocated, and no data is needed. Exit code 0 if
+    the run fits on at least one of them, else 1.
     """
 
     topology: tuple[str, ...] = option("NAME[:SHAPE]", default=())

@@ -148,6 +148,9 @@ def measure(config: RLTrainConfig, topology: Topology, say: Say) -> Measurement:
     flops = count_flops(traced.jaxpr)
     unit = len(devices) * config.agent.accumulation_steps
     other = unit * (config.batch_size // unit // 2 or 2)
+    # No products by Triton: their tiles are chosen by trying them on a GPU, and by guessing some do not compile.
+    cublas = {"xla_gpu_enable_triton_gemm": False, "xla_gpu_gemm_rewrite_size_threshold": 0}
+    options: Any = cublas if topology.platform == "gpu" and devices[0].platform != "cpu" else None
     temporary: dict[str, float] = {}
     padding, sent, products, refused = 0, None, 0.0, ""
     for size in (config.batch_size, other):
@@ -155,7 +158,7 @@ def measure(config: RLTrainConfig, topology: Topology, say: Say) -> Measurement:
         if size == other:
             traced = trace_update(replace(setup, config=replace(config, batch_size=size)))
         try:
-            compiled = traced.lower().compile()
+            compiled = traced.lower().compile(compiler_options=options)
         except jax.errors.JaxRuntimeError as error:
             if "RESOURCE_EXHAUSTED" not in str(error):
                 raise
@@ -366,6 +369,8 @@ def read_traffic(text: str, devices: int) -> dict[str, float]:
             kind = opcode.removesuffix("-start")
             # On TPUs, products that overlap with a gather repeat its instruction; and a sum of which each device keeps
             # its part is an all-reduce in a computation of this name.
+            if kind == "custom-call" and "__cu" in attributes:  # cuBLAS or cuDNN: the result, then a workspace
+                kind, shape = "dot", shape.removeprefix("(").split("}", 1)[0]
             if kind in ("dot", "convolution") or (kind in _SENT and not name.startswith("async_collective_fusion")):
                 size = sum(_bytes(body[each][0]) for each in re.findall(r"[\w.\-]+", operands) if each in body)
                 if kind not in _SENT:

@@ -114,10 +114,12 @@ def describe(plan: dict[str, Any], m: Measurement, parts: int) -> list[Any]:
         verdict = "fits: " if plan["fits"] else "DOES NOT FIT: "
         verdict += "more than " if peak is None else f"{format_bytes(peak)} of "
         verdict += f"{format_bytes(memory)} on {f'each of {count} devices' if count > 1 else 'one device'}."
-    how = f"by the TPU's own compiler, for {count} devices"
+    chips = "TPUs" if m.topology.platform == "tpu" else "NVIDIA GPUs"
+    how = f"by the compiler of {chips}, for {count} device{'s' * (count > 1)}"
     if plan["simulated"]:
         one = "device, which stands in for the real one"
         how = f"for {count} simulated CPU {one if count == 1 else 'devices, which stand in for the real ones'}"
+        how += "; pip install 'pirl[plan-gpu]' for GPUs" if m.topology.platform == "gpu" else ""
     elif plan["topology"] == "here":
         how = "for the devices of this machine"
     table = Table(show_header=False, box=None, pad_edge=False)

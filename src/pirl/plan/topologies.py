@@ -31,7 +31,7 @@ class Topology:
     @property
     def simulated(self) -> bool:
         """Whether CPU devices stand in for them in the compiler."""
-        return self.platform != "tpu" and self.name != "here"
+        return self.name != "here" and (self.platform == "cpu" or (self.platform == "gpu" and not compiles_for_gpus()))
 
 
 # Platform, JAX's device_kind, GiB, TFLOP/s, GB/s to the memory, GB/s to a neighbor, example of a shape, devices per chip.
@@ -48,6 +48,25 @@ _CHIPS: dict[str, tuple[str, str, float, float, float, float, str, int]] = {
     "h200": ("gpu", "NVIDIA H200", 0.9 * 140, 989, 4800, 450, "8", 1),
     "l40s": ("gpu", "NVIDIA L40S", 0.9 * 45, 362, 864, 32, "8", 1),
     "rtx4090": ("gpu", "NVIDIA GeForce RTX 4090", 0.9 * 24, 165, 1008, 32, "8", 1),
+    "rtx5090": ("gpu", "NVIDIA GeForce RTX 5090", 0.9 * 32, 209, 1792, 64, "8", 1),
+}
+# Of GPUs what their compiler asks for: compute capability, multiprocessors, and of each of these FP32 units, threads,
+# shared memory, the most of it that a block may have; bytes of the L2 cache, GHz.
+_AMPERE, _ADA, _HOPPER, _BLACKWELL = (
+    ("8.0", 108, 64, 2048, 167_936, 166_912, 40 << 20, 1.41),
+    ("8.9", 142, 128, 1536, 102_400, 101_376, 96 << 20, 2.52),
+    ("9.0", 132, 128, 2048, 233_472, 232_448, 50 << 20, 1.98),
+    ("10.0", 148, 128, 2048, 233_472, 232_448, 132_644_864, 1.965),
+)
+_GPUS = {
+    "a100": _AMPERE,
+    "a100-40": _AMPERE,
+    "b200": _BLACKWELL,
+    "h100": _HOPPER,
+    "h200": _HOPPER,
+    "l40s": _ADA,
+    "rtx4090": ("8.9", 128, 128, 1536, 102_400, 101_376, 72 << 20, 2.52),
+    "rtx5090": ("12.0", 170, 128, 1536, 131_072, 101_376, 96 << 20, 2.41),
 }
 CHIPS = {
     name: Topology(platform, kind, memory * GIB, teraflops * 1e12, bandwidth * 1e9, links * 1e9, name, shape, count)
@@ -77,6 +96,11 @@ def parse_topology(text: str) -> Topology:
     return replace(chip, name=f"{name}:{shape}", shape=shape, count=count, memory=memory, links=links)
 
 
+def compiles_for_gpus() -> bool:
+    """Whether XLA's compiler for NVIDIA GPUs is installed; it needs no GPU."""
+    return any(is_installed(f"jax_cuda{version}_plugin") for version in (12, 13))
+
+
 def check_topology(topology: Topology) -> None:
     """Raise if what compiles for it is not installed."""
     if topology.platform == "tpu" and not is_installed("libtpu"):
@@ -95,6 +119,8 @@ def environment(topology: Topology) -> dict[str, str]:
         flags = "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false"
         flags += f" --xla_force_host_platform_device_count={topology.count}"
         return {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags}
+    if topology.platform == "gpu":
+        return {"JAX_PLATFORMS": "cpu"}
     # Else libtpu searches this machine for a TPU, complains that there is none, and lets only one process load it.
     search = {"TPU_ACCELERATOR_TYPE": "v5litepod-8", "TPU_WORKER_HOSTNAMES": "localhost", "TPU_SKIP_MDS_QUERY": "1"}
     return {"JAX_PLATFORMS": "cpu", "ALLOW_MULTIPLE_LIBTPU_LOAD": "1", **search}
@@ -114,6 +140,12 @@ def find_devices(topology: Topology) -> tuple[Topology, list[Any]]:
         except (jax.errors.JaxRuntimeError, ValueError) as error:
             raise ConfigError(f"--topology {topology.name}: the compiler does not know this slice: {error}") from error
         return topology, list(found.devices)
+    if topology.platform == "gpu" and topology.name != "here" and not topology.simulated:
+        hosts = max(1, topology.count // HOST_GPUS)
+        machines = f"1x{hosts}x{topology.count // hosts}"
+        target = gpu_target(topology)
+        found = topologies.get_topology_desc(topology.name, "cuda", target_config=target, topology=machines)
+        return topology, list(found.devices)
     devices = jax.devices()
     if topology.name == "here":
         kinds = [chip for chip in CHIPS.values() if devices[0].device_kind.startswith(chip.kind)]
@@ -126,6 +158,29 @@ def find_devices(topology: Topology) -> tuple[Topology, list[Any]]:
     if len(devices) < topology.count:
         raise ConfigError(f"{topology.name} needs {topology.count} devices; JAX started with {len(devices)}.")
     return topology, devices[: topology.count]
+
+
+def gpu_target(topology: Topology) -> str:
+    """The description that XLA compiles for (a GpuTargetConfigProto)."""
+    capability, cores, units, threads, shared, block, cache, clock = _GPUS[topology.name.partition(":")[0]]
+    major, minor = capability.split(".")
+    exact = "ACCELERATED_FEATURES" if major in ("9", "10") else "NONE"
+    return f"""
+        gpu_device_info {{
+          cuda_compute_capability {{ major: {major} minor: {minor} feature_extension: {exact} }}
+          core_count: {cores} fpus_per_core: {units} clock_rate_ghz: {clock} l2_cache_size: {cache}
+          memory_bandwidth: {topology.bandwidth:.0f} device_memory_size: {(topology.memory or 0) / 0.9:.0f}
+          shared_memory_per_core: {shared} shared_memory_per_block_optin: {block} shared_memory_per_block: 49152
+          threads_per_core_limit: {threads} threads_per_block_limit: 1024 threads_per_warp: 32
+          registers_per_core_limit: 65536 registers_per_block_limit: 65536
+          block_dim_limit_x: 2147483647 block_dim_limit_y: 65535 block_dim_limit_z: 65535
+          thread_dim_limit_x: 1024 thread_dim_limit_y: 1024 thread_dim_limit_z: 64
+          runtime_version: "12.8.0" dnn_version: "9.10.0"
+        }}
+        platform_name: "CUDA"
+        dnn_version_info {{ major: 9 minor: 10 }}
+        device_description_str: "{topology.kind}"
+    """
 
 
 def _host_memory() -> float:
