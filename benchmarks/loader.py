@@ -189,7 +189,7 @@ def decode_one(dataset: Dataset, camera: str, episode: int, frame: int) -> np.nd
 
     segment = dataset.segments(camera)[0][episode]
     assert segment is not None
-    return next(iter(decode_frames(segment.video, segment.first + frame, 1)))
+    return next(iter(decode_frames(segment.video, segment.frames[frame : frame + 1])))
 
 
 def measured(run: Callable[[], None], count: int) -> float:

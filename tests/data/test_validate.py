@@ -38,7 +38,7 @@ def snapshot(directory):
 NOTES = (
     "total_episodes_too", "total_frames_other", "dtype_unknown", "dtype_object", "camera_shape_flat", "camera_shape_four",
     "other_size", "other_image_size", "long_video", "time_goes_back", "nan_timestamp", "constant_action_dimension",
-    "feature_without_column", "ghost_",
+    "feature_without_column", "ghost_", "no_tasks", "episode_of_length_zero", "no_length",
 )  # fmt: skip
 # Links that are followed: nothing is reported.
 FOLLOWED = ("linked_parquet", "linked_video", "linked_chunk")

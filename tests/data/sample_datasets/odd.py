@@ -250,6 +250,53 @@ def rows_out_of_order(built: Built) -> None:
     edit_data(built, change)
 
 
+def rows_removed(kept: slice) -> Variant:
+    """Rows of a robot that stood still were removed, and videos left as they are: `timestamp` names the frames."""
+
+    def variant(built: Built) -> Built:
+        def change(table: pa.Table) -> pa.Table:
+            episodes = table["episode_index"].to_numpy()
+            parts = [table.filter(episodes == episode) for episode in np.unique(episodes)]
+            parts = [part.take(np.arange(len(part))[kept]) for part in parts]
+            counted = np.concatenate([np.arange(len(part)) for part in parts])
+            table = pa.concat_tables(parts).drop_columns("index")
+            return table.set_column(table.column_names.index("frame_index"), "frame_index", pa.array(counted))
+
+        edit_data(built, change)
+        edit_episodes(built, lambda rows: [row | {"length": len(np.arange(row["length"])[kept])} for row in rows])
+        parts = ("state", "action", "tasks")
+        return dataclasses.replace(
+            built,
+            episodes=tuple(
+                dataclasses.replace(
+                    episode,
+                    **{part: getattr(episode, part)[kept] for part in parts},
+                    frames={key: frames[kept] for key, frames in episode.frames.items()},
+                )
+                for episode in built.episodes
+            ),
+        )
+
+    return variant
+
+
+def frames_counted_on(built: Built) -> None:
+    """frame_index does not start anew with every episode: its order within the episode is what counts."""
+    edit_data(built, lambda t: t.set_column(t.column_names.index("frame_index"), "frame_index", t["index"]))
+
+
+def tasks_of_episodes_alone(built: Built) -> None:
+    """There is no list of tasks, but every episode lists its own."""
+    next((built.root / "meta").glob("tasks.*")).unlink()
+
+
+def empty_episode(built: Built) -> Built:
+    """Episode 1 has no frames, and says so."""
+    edit_table(built.episodes[1].data_file, lambda table: table.slice(0, 0))
+    set_episode(built, "length", 0)
+    return dataclasses.replace(built, episodes=(built.episodes[0], *built.episodes[2:]))
+
+
 def blank_lines(built: Built) -> None:
     """Lines of the .jsonl files end in CRLF, and empty ones follow: no line is missing."""
     for path in (built.root / "meta").glob("*.jsonl"):
@@ -349,6 +396,11 @@ VALID: dict[str, Builder] = {
     "later_keys": made(later_keys, version="v3.0"),
     "extra_columns": made(extra_columns, cameras="none"),
     "rows_out_of_order": made(rows_out_of_order),
+    "rows_removed": made(rows_removed(slice(2, None))),
+    "rows_removed_v30": made(rows_removed(slice(None, None, 2)), version="v3.0"),
+    "frames_counted_on": made(frames_counted_on, cameras="none"),
+    "tasks_of_episodes_alone": made(tasks_of_episodes_alone, cameras="none"),
+    "empty_episode": made(empty_episode),
     "blank_lines": made(blank_lines, cameras="none"),
     "image_jpeg": made(images_as("JPEG", "RGB"), cameras="image"),
     "image_grey": made(images_as("PNG", "L"), cameras="image"),

@@ -6,9 +6,9 @@ import os
 import re
 import string
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import Any, Literal, TypeGuard
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -311,6 +311,8 @@ def read_listing(root: Path, info: Info) -> Listing:
             listing.problems.append(
                 Problem("a task needs a task_index of its own and a string", file=file, value=value)
             )
+    # Episodes may list their tasks themselves, or the robot have a default prompt.
+    listing.problems = [replace(p, severity="note") if p.message == "is missing" else p for p in listing.problems]
     files = find_files(root, "meta/episodes/*/*.parquet") if info.is_v3 else ["meta/episodes.jsonl"]
     if not files:
         listing.problems.append(Problem("holds no parquet file that lists the episodes", file="meta/episodes"))
@@ -327,7 +329,8 @@ def _add_episode(row: dict[str, Any], file: str, info: Info, listing: Listing) -
         listing.problems.append(Problem(f"an episode {said}", file=file, value=f"{index!r:.60}"))
         return
     if not is_count(length):
-        listing.problems.append(Problem("length is not a count", episode=index, file=file, value=f"{length!r:.60}"))
+        severity: Literal["problem", "note"] = "note" if length is None else "problem"
+        listing.problems.append(Problem("length is not a count", severity, index, file, value=f"{length!r:.60}"))
         length = None
     videos = {}
     for camera in info.cameras:

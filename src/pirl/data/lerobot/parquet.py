@@ -99,7 +99,7 @@ def decode_image(cell: Any) -> UInt8[np.ndarray, "h w 3"]:
     content = cell.get("bytes") if isinstance(cell, dict) else cell
     if not isinstance(content, bytes):
         path = cell.get("path") if isinstance(cell, dict) else None
-        instead = f", only the name of a file ({path!r:.60})" if path else ", but bare numbers" if content else ""
+        instead = ", only the name of a file" if path else ", but bare numbers" if content else ""
         raise DataError(f"there is none{instead}; as LeRobot writes them, the bytes of a PNG or JPEG file belong here")
     try:
         with PIL.Image.open(io.BytesIO(content), formats=_IMAGE_FORMATS) as image:

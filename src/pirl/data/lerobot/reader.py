@@ -239,7 +239,7 @@ class Dataset:
             mine = [problem for problem in problems if problem.episode in (number, None)]
             raise BrokenDatasetError(self.name, mine or problems)
         try:
-            yield from decode_frames(segment.video, segment.first, int(self.lengths[episode]))
+            yield from decode_frames(segment.video, segment.frames)
         except DataError as error:
             raise DataError(f"{self.name}: camera {camera}, episode {number}: {error}") from error
 
@@ -252,13 +252,14 @@ class Dataset:
         return sorted({segment.video.path for segment in segments if segment is not None})
 
     def offsets(self, camera: str) -> list[tuple[int, ...]]:
-        """Where in these files each episode lies: file and first frame, or file and rows."""
+        """Where in these files each episode lies: file and first frame (all frames, if some are left out) or rows."""
         if self._in_parquet(camera):
             episodes = range(len(self.episode_ids))
             return [(file, *rows.tolist()) for episode in episodes for file, rows in self.rows.parts(episode)]
         numbers = {path: number for number, path in enumerate(self.source_files(camera))}
         found = [segment for segment in self.segments(camera)[0] if segment is not None]
-        return [(numbers[segment.video.path], segment.first) for segment in found]
+        frames = (each.frames[:1] if isinstance(each.frames, range) else each.frames for each in found)
+        return [(numbers[each.video.path], *some) for each, some in zip(found, frames, strict=True)]
 
     def segments(self, camera: str) -> tuple[list[Segment | None], list[Problem]]:
         """Where each episode's frames are in the video files, and what is wrong there."""
@@ -266,9 +267,19 @@ class Dataset:
         with self._lock:
             if camera not in self._segments:
                 lengths = dict(zip(self.whole.episode_ids.tolist(), np.diff(self.whole.starts).tolist(), strict=True))
-                self._segments[camera] = find_segments(self.root, self.info, self.listing, lengths, numbers, camera)
+                self._segments[camera] = find_segments(
+                    self.root, self.info, self.listing, lengths, numbers, camera, self._times
+                )
         found, problems = self._segments[camera]
         return [found.get(number) for number in numbers], _concerning(problems, set(numbers))
+
+    def _times(self, number: int) -> np.ndarray | None:
+        """The timestamps of an episode, by its number."""
+        values = self.try_columns(["timestamp"])[0].get("timestamp") if "timestamp" in self.column_names else None
+        if values is None or values.ndim != 1 or values.dtype.kind not in "iuf":
+            return None
+        episode = int(np.searchsorted(self.episode_ids, number))
+        return values[self.starts[episode] : self.starts[episode + 1]].astype(np.float64)
 
     def _in_parquet(self, camera: str) -> bool:
         # The files decide: a camera declared as video may have been left as images, and the other way round.

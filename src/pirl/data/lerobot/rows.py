@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pyarrow as pa
@@ -215,11 +216,14 @@ def _column_types(
 
 
 def _check_frames(frame_index: np.ndarray, episode_ids: np.ndarray, starts: np.ndarray) -> Iterator[Problem]:
-    """Frames must count 0, 1, 2, … (where they are numbered at all)."""
-    expected = np.arange(len(frame_index)) - np.repeat(starts[:-1], np.diff(starts))
+    """Frames must count 0, 1, 2, … (where they are numbered at all), or on from another number."""
+    first = np.maximum(frame_index[starts[:-1]], 0)
+    for number in episode_ids[first > 0].tolist():
+        yield Problem("frames do not count from 0; their order is what counts", "note", number, column="frame_index")
+    expected = np.arange(len(frame_index)) - np.repeat(starts[:-1] - first, np.diff(starts))
     wrong = np.flatnonzero((frame_index != expected) & (frame_index != _ABSENT))
     for episode, rows in by_episode(starts, wrong):
-        message = f"frames should count 0, 1, 2, …; {expected[rows[0]]} is missing or there twice"
+        message = f"frames should count by one; {expected[rows[0]]} is missing or there twice"
         value = str(frame_index[rows[0]])
         yield Problem(message, episode=int(episode_ids[episode]), column="frame_index", value=value)
 
@@ -248,8 +252,10 @@ def _compare_with_listing(
     """Differences between the frames that were found of each episode and what meta/ lists."""
     blocking = [problem for problem in problems if problem.severity == "problem"]
     named = {problem.episode for problem in blocking}
-    lost = [index for index in sorted(listing.episodes) if index not in found and index not in named]
+    absent = [index for index in sorted(listing.episodes) if index not in found and index not in named]
+    lost = [index for index in absent if listing.episodes[index].length != 0]
     yield from (Problem("is listed but has no frames in the data", episode=index) for index in lost)
+    yield from (Problem("is empty; left out", "note", index) for index in absent if index not in lost)
     for index, count in found.items():
         if index not in listing.episodes:
             yield Problem("is in the data but not listed under meta/", episode=index)
@@ -287,8 +293,9 @@ def _tasks(
     for episode, rows in by_episode(starts, np.flatnonzero(task_of_row == -1)):
         index = int(episode_ids[episode])
         if (named := task_index[rows[0]]) != _ABSENT:
+            severity: Literal["problem", "note"] = "problem" if listing.tasks else "note"
             message = "refers to no task of meta/tasks"
-            problems.append(Problem(message, episode=index, column="task_index", value=str(named)))
+            problems.append(Problem(message, severity, index, column="task_index", value=str(named)))
         listed = listing.episodes.get(index)
         text = listed.tasks[0] if listed and listed.tasks else ""
         task_of_row[rows] = positions.setdefault(text, len(positions))

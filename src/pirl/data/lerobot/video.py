@@ -2,7 +2,7 @@
 
 import io
 import os
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -84,22 +84,24 @@ def index_video(path: Path) -> VideoIndex:
         raise DataError(f"cannot be read as video: {first_line(error)}") from error
 
 
-def decode_frames(index: VideoIndex, first: int, count: int) -> Iterator[UInt8[np.ndarray, "h w 3"]]:
-    """Frames number first, …, first + count - 1 as RGB. Seeks to the key frame before them."""
-    if first < 0 or first + count > len(index):
-        raise DataError(f"{index.path} has {len(index)} frames; frames {first} to {first + count - 1} were wanted.")
+def decode_frames(index: VideoIndex, frames: Sequence[int]) -> Iterator[UInt8[np.ndarray, "h w 3"]]:
+    """Frames by their numbers, which increase, as RGB. Seeks to the key frame before them."""
+    wanted = np.asarray(frames, np.int64)
+    first, last, count = int(wanted[0]), int(wanted[-1]), len(wanted)
+    if first < 0 or last >= len(index):
+        raise DataError(f"{index.path} has {len(index)} frames; frames {first} to {last} were wanted.")
     done, back = 0, 0
     cause: Exception | None
     while done < count:
         problem, cause = "is damaged or missing", None
         try:
-            for pixels in _decode_from(index, first - back, index.pts[first : first + count]):
+            for pixels in _decode_from(index, first - back, index.pts[wanted]):
                 yield pixels
                 done += 1
         except (av.FFmpegError, OSError) as error:
             problem, cause = f"cannot be decoded: {first_line(error)}", error
         if done < count and (done or back == first):
-            raise DataError(f"{index.path}: frame {first + done} of {len(index)} {problem}.") from cause
+            raise DataError(f"{index.path}: frame {wanted[done]} of {len(index)} {problem}.") from cause
         # A seek may land past the frame (open groups of pictures, fragments): start ever further in front of it.
         back = min(first, max(8, 2 * back))
 
@@ -135,18 +137,25 @@ def _open(path: Path) -> av.container.InputContainer:
 
 @dataclass(frozen=True)
 class Segment:
-    """An episode's frames: from number `first` of a video file on."""
+    """An episode's frames, by their numbers in a video file: a range, unless some are left out."""
 
     video: VideoIndex
-    first: int
+    frames: range | list[int]
 
 
 def find_segments(
-    root: Path, info: Info, listing: Listing, lengths: Mapping[int, int], wanted: Collection[int], camera: str
+    root: Path,
+    info: Info,
+    listing: Listing,
+    lengths: Mapping[int, int],
+    wanted: Collection[int],
+    camera: str,
+    times: Callable[[int], np.ndarray | None],
 ) -> tuple[dict[int, Segment], list[Problem]]:
     """Where episodes are in a camera's videos, by number, and what is wrong there.
 
     Only files of `wanted` episodes are opened, but all episodes (`lengths`, by number) count in the placing of those.
+    `times` are the timestamps of an episode, as far as there are any.
     """
     problems: list[Problem] = []
     by_file: dict[str, list[int]] = {}
@@ -156,7 +165,8 @@ def find_segments(
             problems.append(Problem(UNLISTED, episode=episode, column=camera))
         else:
             by_file.setdefault(relative, []).append(episode)
-    opened = {file: episodes for file, episodes in by_file.items() if not set(wanted).isdisjoint(episodes)}
+    chosen = set(wanted)
+    opened = {file: episodes for file, episodes in by_file.items() if not chosen.isdisjoint(episodes)}
     segments: dict[int, Segment] = {}
     with ThreadPoolExecutor(16, "open-videos") as pool:  # most of the time goes into waiting for the disk
         videos = list(pool.map(lambda relative: _open_video(root, relative), opened))
@@ -169,11 +179,23 @@ def find_segments(
             problems += [Problem(video, "problem", episode, relative, camera) for episode in episodes]
             continue
         if info.is_v3:
-            times = {episode: listing.episodes[episode].videos[camera].start_s for episode in episodes}
-            firsts, complaints = _split(video, times, lengths, info.fps)
+            starts_s = {episode: listing.episodes[episode].videos[camera].start_s for episode in episodes}
+            firsts, complaints = _split(video, starts_s, lengths, info.fps)
         else:
             firsts, complaints = _whole(video, episodes[0], lengths[episodes[0]])
-        segments |= {episode: Segment(video, first) for episode, first in firsts.items()}
+        ends = sorted([*firsts.values(), len(video)])
+        for episode, first in firsts.items():
+            room, length = ends[ends.index(first) + 1] - first, lengths[episode]
+            frames: range | list[int] = range(first, first + length)
+            if room > length and episode in chosen:
+                named = _frames_of_times(video.seconds[first : first + room], times(episode), info.fps)
+                used = "" if info.is_v3 else "the first ones"
+                if named is not None and not np.array_equal(named, np.arange(length)):
+                    frames, used = (first + named).tolist(), "those that timestamp names"
+                if used:
+                    message = f"the video has more frames than the data; {used} are used"
+                    complaints.append(Problem(message, "note", episode))
+            segments[episode] = Segment(video, frames)
         problems += [replace(complaint, file=relative, column=camera) for complaint in complaints]
     return segments, problems
 
@@ -206,12 +228,26 @@ Placing = tuple[dict[int, int], list[Problem]]
 
 
 def _whole(video: VideoIndex, episode: int, length: int) -> Placing:
-    """v2: a file is an episode. Frames beyond those of the data are left out, as LeRobot does by going by time."""
+    """v2: a file is an episode."""
     said = f"the video has {len(video)} frames, the data {length}"
     if len(video) < length:
         return {}, [Problem(f"{said}, so which belong together cannot be told", episode=episode)]
-    extra = Problem(f"{said}; the first {length} frames are used", "note", episode)
-    return {episode: 0}, [extra] if len(video) > length else []
+    return {episode: 0}, []
+
+
+def _frames_of_times(
+    seconds: Float64[np.ndarray, " frames"], times: np.ndarray | None, fps: float
+) -> Int64[np.ndarray, " rows"] | None:
+    """Which frames, shown at `seconds`, an episode's times name; None if its clock is not that of the video.
+
+    Where rows were removed, as of a robot that stood still, and the video was left as it is, time alone tells.
+    """
+    if times is None:
+        return None
+    at = seconds[0] + times
+    frames = np.searchsorted((seconds[1:] + seconds[:-1]) / 2, at)
+    is_named = (np.abs(seconds[frames] - at) * fps < 0.05).all() and (np.diff(frames) > 0).all()
+    return frames if is_named else None
 
 
 def _split(video: VideoIndex, starts_s: Mapping[int, float], lengths: Mapping[int, int], fps: float) -> Placing:
