@@ -57,8 +57,11 @@ REFUSED = [
     ({"data.norm_stats": "checkpoint"}, "needs a --checkpoint to take them from"),
     ({"data.norm_stats": "nowhere"}, "neither dataset nor checkpoint nor the path of a norm_stats.json"),
     ({"data.robot": "alloha"}, "Did you mean aloha?"),
-    ({"data.robot": "aloha"}, "actions of aloha have 14 dimensions, the model has room for model.action_dim = 8"),
-    ({"data.robot": "tabletop"}, "shows the cameras base_0_rgb, left_wrist_0_rgb, which the model does not have"),
+    ({"data.robot": "aloha", "from_scratch": False}, "actions of aloha have 14 dimensions, the model has room for"),
+    (
+        {"data.robot": "tabletop", "from_scratch": False},
+        "shows the cameras base_0_rgb, left_wrist_0_rgb, which the model does not have",
+    ),
     ({"checkpoints.keep_period": 7}, "checkpoints.keep_period = 7 should be a multiple of checkpoints.every = 5"),
     ({"checkpoints.every": 4}, "evaluation.every = 5 should be a multiple of checkpoints.every = 4"),
     ({"evaluation.every": 0}, "checkpoints.best_metric = eval/success: nothing is evaluated; set --evaluation.every"),
@@ -195,12 +198,16 @@ def test_a_dataset_that_fits_is_accepted(sound, dataset):
 @pytest.mark.parametrize(
     ("robot", "changes", "message"),
     [
-        ({"action_dim": 4}, {}, "action has 3 dimensions, robot mine has 4"),
-        ({"state": ("observation.stat",)}, {}, "has its state in observation.stat; the columns are"),
+        ({"action_dim": 4}, {}, "column action: has 3 dimensions, robot mine has 4"),
+        (
+            {"state": ("observation.stat",)},
+            {},
+            "stat: is not in the data, and robot mine needs it; the columns are",
+        ),
         (
             {"cameras": {"base_0_rgb": "observation.images.top"}},
             {},
-            "sees through observation.images.top; the cameras are none",
+            "observation.images.top: is no camera of the dataset, and robot mine needs it; it has none",
         ),
         ({}, {"model.action_dim": 4}, "have 8 dimensions, the model has room for model.action_dim = 4"),
     ],

@@ -70,7 +70,7 @@ def test_the_range_of_returns_is_that_of_all_rows_of_the_episodes_that_are_used(
 def test_data_that_does_not_fit_is_refused_before_it_is_prepared(configure, tmp_path):
     robot = dataclasses.replace(load_robot("tabletop_state"), name="other", state=("observation.joints",))
     (tmp_path / "robot.json").write_text(json.dumps(robot.to_dict()))
-    with pytest.raises(DataError, match="robot other has its state in observation.joints; the columns are"):
+    with pytest.raises(DataError, match="observation.joints: is not in the data, and robot other needs it"):
         set_up(configure(data__robot=str(tmp_path / "robot.json")))
 
 

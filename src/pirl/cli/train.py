@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pirl.cli.options import Configured, checked_name
-from pirl.cli.parser import option
+from pirl.cli.parser import format_value, option
 from pirl.config.presets import get_preset
 from pirl.errors import ConfigError, TrainingError, did_you_mean, in_one_line
 from pirl.files import expand_home
@@ -61,6 +61,7 @@ class Train(Configured):
         from pirl.config import check_config
 
         check_config(config, device_count=jax.device_count(), process_count=jax.process_count(), resume=self.resume)
+        config = self._with_room(config)
         try:
             if self.dry_run:
                 from pirl.training.dry_run import dry_run
@@ -77,6 +78,21 @@ class Train(Configured):
                 "--fsdp-devices or with --model.remat full, which a run can also be resumed with; with a smaller "
                 "--batch-size, or more --agent.accumulation-steps, it is another run. `pirl plan` says what fits."
             ) from error
+
+    def _with_room(self, config: "RLTrainConfig") -> "RLTrainConfig":
+        """The configuration with a model from scratch that is as large as the data needs, where that was left open."""
+        import jax
+
+        from pirl.config import find_missing_room, override_config
+        from pirl.config.yaml import read_yaml
+
+        file = self.config_file or (self.default_config_file() if self.preset is None else None)
+        given = {*self.settings, *(f"model.{name}" for name in (read_yaml(file).get("model") or {} if file else {}))}
+        room = {name: size for name, size in find_missing_room(config).items() if name not in given}
+        if room and jax.process_index() == 0:
+            sizes = ", ".join(f"{name} = {format_value(size)}" for name, size in room.items())
+            print(f"sized for the data: {sizes}", flush=True)
+        return override_config(config, room)
 
     def resolve(self) -> "RLTrainConfig":
         """The configuration; that of a run which is resumed by its name alone keeps the place where it was found."""

@@ -4,7 +4,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from pirl.config.checks import check_config, check_data, check_layout
+    from pirl.config.checks import check_config, check_data, check_layout, find_missing_room
     from pirl.config.io import (
         debug_config,
         format_config,

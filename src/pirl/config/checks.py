@@ -2,15 +2,18 @@
 
 import dataclasses
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 
 from pirl.agents.config import ACRLPDConfig, BCConfig, RIPTConfig
 from pirl.config.schema import RLTrainConfig
 from pirl.data.lerobot.reader import Dataset, is_hub_id
+from pirl.data.prepare import robot_problems
 from pirl.data.robots import Robot, load_robot
 from pirl.data.transforms import indicate
+from pirl.data.validate import scan_episodes
 from pirl.envs.base import MAX_EVALUATION_SEED
 from pirl.envs.policy import find_policy
 from pirl.envs.registry import find_env_class
@@ -18,7 +21,7 @@ from pirl.errors import ConfigError, DataError, UserError, did_you_mean
 from pirl.files import expand_home, is_elsewhere
 from pirl.imports import is_installed
 from pirl.interop.checkpoint import find_params
-from pirl.models.config import get_model_config
+from pirl.models.config import OPENPI_CAMERAS, get_model_config
 from pirl.models.tokenizer import Tokenizer
 
 _LONGEST_PROMPT = 10_000  # tokens that are counted
@@ -62,47 +65,62 @@ def _raise(kind: type[UserError], what: str, problems: list[str]) -> None:
 
 def _fits(config: RLTrainConfig, dataset: Dataset, robot: Robot) -> Iterator[str]:
     other = "choose another robot (--data.robot), or describe this one in a JSON file."
-    widths: dict[str, int] = {}
-    for what, names, wanted in (
-        ("state", robot.state, robot.state_dim),
-        ("actions", robot.actions, robot.action_dim),
-    ):
-        if missing := [name for name in names if name not in dataset.column_names]:
-            has = ", ".join(dataset.column_names)
-            yield f"robot {robot.name} has its {what} in {', '.join(missing)}; the columns are {has}: {other}"
-            continue
-        width = sum(math.prod(dataset.info.features[name].shape) for name in names if name in dataset.info.features)
-        if wanted is not None and width != wanted:
-            yield f"{' + '.join(names)} has {width} dimensions, robot {robot.name} has {wanted}: {other}"
-        else:
-            widths[what] = width
-        if what == "state" and config.model.max_token_len:
-            yield from _prompts(config, dataset, robot, width)
-    yield from _widths(config, dataset.name, widths.get("state"), widths.get("actions"))
-    if missing := sorted(set(robot.cameras.values()) - set(dataset.cameras)):
-        has = ", ".join(dataset.cameras) or "none"
-        yield f"robot {robot.name} sees through {', '.join(missing)}; the cameras are {has}: {other}"
+    yield from (f"{problem}: {other}" for problem in robot_problems(dataset, robot))
+    yield from _widths(config, dataset.name, _width(dataset, robot.state), _width(dataset, robot.actions))
+    tokens = _longest_prompt(config, dataset, robot)
+    if tokens > config.model.max_token_len:
+        yield (
+            f"the longest prompt takes {tokens} tokens, the model has room for model.max_token_len = "
+            f"{config.model.max_token_len}: set --model.max-token-len {tokens}."
+        )
+    yield from _cameras(config, robot)
 
 
-def _prompts(config: RLTrainConfig, dataset: Dataset, robot: Robot, state_dim: int) -> Iterator[str]:
-    """Whether the longest prompt fits, with the state and the indicator that may be part of it."""
+def find_missing_room(config: RLTrainConfig) -> dict[str, Any]:
+    """The fields, by dotted name, in which a model from scratch has no room for its data, and what the data needs."""
+    if not _is_sized_by_data(config):
+        return {}
+    model, robot = config.model, load_robot(config.data.robot)
+    try:
+        dataset = scan_episodes(str(config.data.repo_id), config.data.selection.episodes)
+    except UserError:  # reported where the data is opened
+        return {}
+    needed = {
+        "action_dim": max(_width(dataset, robot.state), _width(dataset, robot.actions)),
+        "max_token_len": _longest_prompt(config, dataset, robot),
+    }
+    room: dict[str, Any] = {f"model.{name}": size for name, size in needed.items() if size > getattr(model, name)}
+    if unseen := [name for name in robot.cameras if name in OPENPI_CAMERAS and name not in model.cameras]:
+        room["model.cameras"] = [*model.cameras, *unseen]
+    return room
+
+
+def _is_sized_by_data(config: RLTrainConfig) -> bool:
+    return config.data.repo_id is not None and config.checkpoint is None and config.from_scratch
+
+
+def _width(dataset: Dataset, names: Sequence[str]) -> int:
+    """The dimensions of columns together; of those that are not declared, as they are read."""
+    features = dataset.info.features
+    columns = dataset.try_columns([name for name in names if name not in features and name in dataset.column_names])[0]
+    shapes = [features[name].shape for name in names if name in features]
+    return sum(map(math.prod, [*shapes, *(values.shape[1:] for values in columns.values())]))
+
+
+def _longest_prompt(config: RLTrainConfig, dataset: Dataset, robot: Robot) -> int:
+    """The tokens of the longest prompt, with the state and the indicator that may be part of it; 0 without prompts."""
     model, agent = config.model, config.agent
+    if not model.max_token_len:
+        return 0
     counting = Tokenizer.for_model(dataclasses.replace(model, max_token_len=_LONGEST_PROMPT))
     # A state in the prompt takes at most three digits per number.
-    state = np.ones(state_dim) if model.discrete_state_input else None
+    state = np.ones(_width(dataset, robot.state)) if model.discrete_state_input else None
     indicates = (isinstance(agent, ACRLPDConfig) and agent.actor_mode == "condition") or (
         isinstance(agent, RIPTConfig) and agent.weighting == "guidance"
     )
-    needed = 0
-    for task in {dataset.rows.tasks[task] for task in np.unique(dataset.rows.task_of_row).tolist()}:
-        prompt = task or robot.default_prompt or ""
-        prompts = [prompt, indicate(prompt, False), indicate(prompt, True)] if indicates else [prompt]
-        needed = max(needed, *(int(counting(text, state)[1].sum()) for text in prompts))
-    if needed > model.max_token_len:
-        yield (
-            f"the longest prompt takes {needed} tokens, the model has room for model.max_token_len = "
-            f"{model.max_token_len}: set --model.max-token-len {needed}."
-        )
+    tasks = [dataset.rows.tasks[task] or robot.default_prompt or "" for task in set(dataset.rows.task_of_row.tolist())]
+    prompts = [*tasks, *(indicate(task, is_good) for task in tasks for is_good in (False, True) if indicates)]
+    return max((int(counting(text, state)[1].sum()) for text in prompts), default=0)
 
 
 def _widths(config: RLTrainConfig, whose: str, state_dim: int | None, action_dim: int | None) -> Iterator[str]:
@@ -112,6 +130,15 @@ def _widths(config: RLTrainConfig, whose: str, state_dim: int | None, action_dim
             f"{what} of {whose} have {width} dimensions, the model has room for model.action_dim = "
             f"{config.model.action_dim}: set --model.action-dim {width} (a checkpoint has to have as many), or choose "
             "another robot (--data.robot)."
+        )
+
+
+def _cameras(config: RLTrainConfig, robot: Robot) -> Iterator[str]:
+    if unknown := sorted(set(robot.cameras) - set(config.model.cameras)):
+        has = ", ".join(config.model.cameras) or "none"
+        yield (
+            f"robot {robot.name} shows the cameras {', '.join(unknown)}, which the model does not have (model.cameras = "
+            f"{has}): choose another robot (--data.robot) or model (--model.preset)."
         )
 
 
@@ -209,12 +236,9 @@ def _model(config: RLTrainConfig) -> Iterator[str]:
     except UserError as error:
         yield f"data.robot: {error}"
         return
-    yield from _widths(config, robot.name, robot.state_dim, robot.action_dim)
-    if unknown := sorted(set(robot.cameras) - set(model.cameras)):
-        yield (
-            f"robot {robot.name} shows the cameras {', '.join(unknown)}, which the model does not have (model.cameras = "
-            f"{', '.join(model.cameras) or 'none'}): choose another robot (--data.robot) or model (--model.preset)."
-        )
+    if not _is_sized_by_data(config):
+        yield from _widths(config, robot.name, robot.state_dim, robot.action_dim)
+        yield from _cameras(config, robot)
 
 
 def _start(config: RLTrainConfig) -> Iterator[str]:
