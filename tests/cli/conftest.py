@@ -1,7 +1,10 @@
 """Shared by the tests of commands: calling them, and a small policy for the tabletop."""
 
 import io
+import json
 import shlex
+import sys
+from types import SimpleNamespace
 
 import pytest
 
@@ -24,6 +27,39 @@ def call(capsys, monkeypatch, tmp_path):
         return end.value.code or 0, out, err
 
     return run
+
+
+@pytest.fixture
+def run(call, monkeypatch):
+    """Commands on a built dataset; `train` sets everything up and compiles nothing: exit code, text, and the setup."""
+    setups = []
+
+    def dry_run(config):
+        from pirl.training.setup import set_up
+
+        setups.append(set_up(config))
+        return 0
+
+    monkeypatch.setitem(sys.modules, "pirl.training.dry_run", SimpleNamespace(dry_run=dry_run))
+
+    def robot(built, **changes):
+        """A robot that sees through the cameras of a dataset, as a file beside it."""
+        cameras = dict(zip(("base_0_rgb", "left_wrist_0_rgb"), built.cameras, strict=False))
+        described = {"name": "arm", "cameras": cameras, "state": [built.state_key], "actions": [built.action_key]}
+        file = built.root.parent / "arm.json"
+        file.write_text(json.dumps(described | changes))
+        return file
+
+    def train(built, *options, **changes):
+        preset = ("demo_bc", "--exp-name", "x", "--env", "none", "--dry-run", "--data.repo-id", built.root)
+        code, out, err = call("train", *preset, "--data.robot", robot(built, **changes), *options)
+        return code, out + err, setups.pop() if code == 0 else None
+
+    def data(command, built, *options):
+        code, out, err = call("data", command, built.root, *options)
+        return code, out + err
+
+    return SimpleNamespace(train=train, data=data, call=call, robot=robot)
 
 
 @pytest.fixture(scope="session")

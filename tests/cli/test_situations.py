@@ -1,20 +1,20 @@
 """What happens with data that is not quite sound: every row of the table in docs/data.md, by the commands of a user."""
 
 import csv
+import itertools
 import json
 import logging
 import re
 import shutil
-import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from sample_datasets import build, edit_column, edit_data, edit_info, info_of, set_episode
+from pirl.data import OutcomeConfig, open_dataset, read_outcomes
+from sample_datasets import build, edit_column, edit_data, edit_info, info_of, read_bars, set_episode
 from sample_datasets.build import write_video
 
 DOCS = Path(__file__).parents[2] / "docs" / "data.md"
@@ -24,50 +24,16 @@ SITUATIONS = {}
 
 
 @pytest.fixture
-def run(call, monkeypatch):
-    """Call pirl; `train --dry-run` sets everything up, and compiles nothing. Gives exit code, text, and the setups."""
-    setups = []
-
-    def dry_run(config):
-        from pirl.training.setup import set_up
-
-        setups.append(set_up(config))
-        return 0
-
-    monkeypatch.setitem(sys.modules, "pirl.training.dry_run", SimpleNamespace(dry_run=dry_run))
-
-    def train(built, *options, **robot):
-        preset = ("demo_bc", "--exp-name", "x", "--env", "none", "--dry-run", "--data.repo-id", built.root)
-        code, out, err = call("train", *preset, "--data.robot", describe(built, **robot), *options)
-        return code, out + err, setups.pop() if code == 0 else None
-
-    def data(command, built, *options):
-        code, out, err = call("data", command, built.root, *options)
-        return code, out + err
-
-    return SimpleNamespace(train=train, data=data, call=call)
-
-
-@pytest.fixture
 def warned(caplog):
     caplog.set_level(logging.WARNING)
     return lambda: " ".join(caplog.text.split())
 
 
-def describe(built, **changes):
-    """A robot that sees through the cameras of a dataset, as a file beside it."""
-    cameras = dict(zip(("base_0_rgb", "left_wrist_0_rgb"), built.cameras, strict=False))
-    robot = {"name": "arm", "cameras": cameras, "state": [built.state_key], "actions": [built.action_key]}
-    file = built.root.parent / "arm.json"
-    file.write_text(json.dumps(robot | changes))
-    return file
-
-
-def situation(text):
-    """List a test as that of one row of the table."""
+def situation(*texts):
+    """List a test as that of these rows of the table."""
 
     def register(test):
-        SITUATIONS[text] = test.__name__
+        SITUATIONS.update(dict.fromkeys(texts, test.__name__))
         return test
 
     return register
@@ -80,7 +46,7 @@ def episodes(setup):
 def refused_and_skipped(run, warned, built, *texts):
     """Refused with a reason, by both commands; skipped on demand; and never missed where it is not selected."""
     code, said, _ = run.train(built)
-    checked, found = run.data("check", built, "--robot", describe(built))
+    checked, found = run.data("check", built, "--robot", run.robot(built))
     assert (code, checked) == (2, 2), said
     for text in texts:
         assert text in said
@@ -94,8 +60,18 @@ def refused_and_skipped(run, warned, built, *texts):
         assert episodes(setup) == len(built.episodes) - 1
     assert "1 of 4 episodes are skipped" in warned()
     assert run.data("info", built)[0] == 0
-    robot, norm_stats = describe(built), built.root.parent / "norm_stats.json"
+    robot, norm_stats = run.robot(built), built.root.parent / "norm_stats.json"
     assert run.data("stats", built, "--robot", robot, "--horizon", 10, "--output", norm_stats)[0] == 0
+    assert run.data("label", built, "--failure", "0")[0] == 0
+    copy = built.root.parent / "copy"
+    assert run.data("drop", built, "--bad", "--robot", robot, "--out", copy)[0] == 0
+    assert run.call("data", "check", copy, "--robot", robot)[0] == 0
+    copied, kept = open_dataset(copy), [built.episodes[0], *built.episodes[2:]]
+    assert read_outcomes(copied, OutcomeConfig()).success.tolist() == [0, 1, 0]
+    np.testing.assert_array_equal(copied.columns(["action"])["action"], np.concatenate([e.action for e in kept]))
+    for camera, (number, episode) in itertools.product(built.cameras, enumerate(kept)):
+        seen = [read_bars(frame) for frame in copied.decode(camera, number)]
+        assert seen == [read_bars(frame) for frame in episode.frames[camera]]
     assert run.data("label", built, "--success", "0", "--failure", "rest")[0] == 0
     assert run.data("drop", built, "--bad", "--robot", robot)[0] == 0
     assert run.data("check", built, "--robot", robot)[0] == 0
@@ -108,8 +84,11 @@ ALONE = {"data_split": (1, 1, 1), "video_splits": ((1, 1, 1), (1, 1, 1))}
 
 
 def shorten(built):
+    """Files are named as they are on disk."""
+    (built.root / "videos").rename(built.root / "video")
     episode, camera = built.episodes[1], built.cameras[1]
-    write_video(episode.video_files[camera], episode.frames[camera][:-2], built.fps, built.codec)
+    file = Path(str(episode.video_files[camera]).replace("/videos/", "/video/"))
+    write_video(file, episode.frames[camera][:-2], built.fps, built.codec)
 
 
 def cut(file, start, content=b""):
@@ -133,7 +112,10 @@ BAD_EPISODES = {
         *("v2.1", lambda built: built.episodes[1].video_files[built.cameras[0]].unlink()),
         "the video file is missing",
     ),
-    "a video has fewer frames than the data": ("v3.0", shorten, "the video has 5 frames"),
+    "a video has fewer frames than the data": (
+        *("v3.0", shorten, ", video/observation.images.cam_left_wrist/chunk-000/file-001.mp4, column "),
+        "observation.images.cam_left_wrist: the video has 5 frames",
+    ),
     "a video cannot be decoded": ("v2.1", undecodable, "observation.images.cam_high"),
     "a number of the state or action is NaN or infinite": (
         *("v3.0", lambda built: edit_column(built, "action", lambda rows: [*rows[:2], [0, np.nan, 0], *rows[3:]])),
@@ -151,22 +133,25 @@ BAD_EPISODES = {
 SITUATIONS |= dict.fromkeys(BAD_EPISODES)
 
 
-@pytest.mark.parametrize(("version", "damage", "text"), BAD_EPISODES.values(), ids=list(BAD_EPISODES))
-def test_a_bad_episode_is_refused_or_skipped(run, warned, tmp_path, version, damage, text):
+@pytest.mark.parametrize("situation", BAD_EPISODES)
+def test_a_bad_episode_is_refused_or_skipped(run, warned, tmp_path, situation):
+    version, damage, *texts = BAD_EPISODES[situation]
     built = build(tmp_path / "data", version=version, codec="h264", **FOUR, **ALONE)
     damage(built)
-    refused_and_skipped(run, warned, built, "episode 1", text)
+    refused_and_skipped(run, warned, built, "episode 1", "".join(texts))
 
 
-@situation("a video has more frames than the data")
-def test_long_video(run, tmp_path):
+@situation("a video has more frames than the data", "time does not increase, or is that of the wall clock")
+def test_more_frames_and_odd_times(run, tmp_path):
     built = build(tmp_path / "data", **FOUR)
     episode, camera = built.episodes[2], built.cameras[1]
     frames = episode.frames[camera]
     write_video(episode.video_files[camera], frames[[*range(len(frames)), 0, 0]], built.fps, built.codec)
-    code, said = run.data("check", built, "--robot", describe(built))
+    edit_column(built, "timestamp", lambda times: [0.3, 0.05, float("nan"), *times[3:]])
+    code, said = run.data("check", built, "--robot", run.robot(built))
     assert code == 0
-    assert "the video has 10 frames, the data 8; the first 8 frames are used" in said
+    assert "the video has more frames than the data; the first ones are used" in said
+    assert "column timestamp: frame 1 is not later than the frame before" in said
     assert episodes(run.train(built)[2]) == 4
 
 
@@ -207,23 +192,17 @@ def test_pointers(run, tmp_path, what):
         assert said.count("in the dataset's directory") == 1, "once for all files"
 
 
-@situation("`next.done` is true on several frames up to the last")
-def test_done_on_the_last_frames(run, tmp_path):
+@situation("`next.done` is true on several frames up to the last", "`next.done` is true amid an episode")
+def test_done_before_the_last_frame(run, warned, tmp_path):
     built = build(tmp_path / "data", cameras="none", **FOUR)
-    for episode, truth in enumerate(built.episodes):
-        marks = [index >= len(truth) - 3 for index in range(len(truth))]
-        edit_column(built, "next.done", lambda _, marks=marks: marks, episode=episode)
+    for episode, length in enumerate(FOUR["lengths"]):
+        edit_column(built, "next.done", lambda _, n=length: [i >= n - 3 for i in range(n)], episode=episode)
     code, said = run.data("check", built)
     assert code == 0
     assert said.count("marks several frames up to the last as the end") == 1
-    setup = run.train(built)[2]
-    assert setup.trajectories.ends.tolist() == np.cumsum([9, 7, 8, 6]).tolist()
-    assert setup.trajectories.terminals[setup.trajectories.ends - 1].all()
-
-
-@situation("`next.done` is true amid an episode")
-def test_done_amid_an_episode(run, warned, tmp_path):
-    built = build(tmp_path / "data", cameras="none", **FOUR)
+    data = run.train(built)[2].trajectories
+    assert data.ends.tolist() == np.cumsum([9, 7, 8, 6]).tolist()
+    assert data.terminals[data.ends - 1].all()
     edit_column(built, "next.done", lambda marks: [index == 2 for index in range(len(marks))])
     code, said = run.data("check", built)
     assert code == 2
@@ -245,7 +224,7 @@ def test_unused_camera(run, tmp_path):
     edit_info(built, ["features", "observation.images.ghost"], info_of(built)["features"][high])
     built.episodes[1].video_files[wrist].unlink()
     robot = {"cameras": {"base_0_rgb": high}}
-    code, said = run.data("check", built, "--robot", describe(built, **robot))
+    code, said = run.data("check", built, "--robot", run.robot(built, **robot))
     assert code == 0
     assert "1 of 4 episodes of this camera cannot be read; robot arm does not use it" in said
     assert "episodes of this camera cannot be read; robot arm does not use it" in said
@@ -269,7 +248,7 @@ def test_constant_dimension(run, warned, tmp_path):
     assert stats.std[3] == np.median(stats.std[:3])
     assert np.abs(setup.policy_io.observation({}, np.full((1, 4), 0.6), ["go"]).state[0, 3]) < 1
     file = tmp_path / "stats" / "norm_stats.json"
-    assert run.data("stats", built, "--robot", describe(built), "--horizon", 10, "--output", file)[0] == 0
+    assert run.data("stats", built, "--robot", run.robot(built), "--horizon", 10, "--output", file)[0] == 0
     content = json.loads(file.read_text())
     content["norm_stats"]["state"]["std"][3] = 7.0
     file.write_text(json.dumps(content))
@@ -295,16 +274,10 @@ def test_statistics_are_of_what_is_trained_on(run, tmp_path):
     np.testing.assert_allclose(setup.norm_stats["arm"]["state"].mean, used.mean(axis=0), rtol=1e-6)
     np.testing.assert_allclose(setup.norm_stats["arm"]["state"].std, used.std(axis=0), rtol=1e-6)
     held_out = run.train(built, "--data.validation-fraction", 0.5, "--validation-every", 10)[2]
-    rows = held_out.trajectories.states[held_out.weights > 0]
-    rows = rows[np.isin(np.flatnonzero(held_out.weights > 0), np.flatnonzero(inside(held_out.trajectories)))]
-    np.testing.assert_allclose(held_out.norm_stats["arm"]["state"].mean, rows.mean(axis=0), rtol=1e-5)
-
-
-def inside(trajectories):
-    rows = np.zeros(len(trajectories.rewards), bool)
-    for start, end in zip(trajectories.starts, trajectories.ends, strict=True):
-        rows[start:end] = True
-    return rows
+    data = held_out.trajectories
+    spans = zip(data.starts.tolist(), data.ends.tolist(), strict=True)
+    rows = [data.states[start:end] for start, end in spans if held_out.weights[start]]
+    np.testing.assert_allclose(held_out.norm_stats["arm"]["state"].mean, np.concatenate(rows).mean(0), rtol=1e-5)
 
 
 @situation("`videos/` or `data/` lies on another disk, behind a link")
@@ -319,7 +292,7 @@ def test_links_are_followed_and_never_written_through(run, tmp_path):
         shutil.move(built.root / name, disk / name)
         (built.root / name).symlink_to(disk / name)
     before = {path: path.stat().st_mtime_ns for path in disk.rglob("*")}
-    assert run.data("check", built, "--robot", describe(built))[0] == 0
+    assert run.data("check", built, "--robot", run.robot(built))[0] == 0
     assert episodes(run.train(built)[2]) == 4
     assert {path: path.stat().st_mtime_ns for path in disk.rglob("*")} == before
     features = {"action": {"dtype": "float32", "shape": (1,)}}
@@ -361,7 +334,8 @@ def test_rewards_with_a_threshold(run, tmp_path):
 @situation("outcomes are in a column of another name")
 def test_columns_of_other_names(run, tmp_path):
     built = build(tmp_path / "data", rewards="success", cameras="none", **FOUR)
-    edit_data(built, lambda table: renamed(table, {"next.success": "outcome"}))
+    names = {"next.success": "outcome"}
+    edit_data(built, lambda table: table.rename_columns([names.get(name, name) for name in table.column_names]))
     code, said = run.data("check", built)
     assert code == 2
     assert "though outcome may tell: set success_column to the column that is 1 at success" in said
@@ -371,11 +345,7 @@ def test_columns_of_other_names(run, tmp_path):
     assert run.train(built, *threshold)[2].trajectories.success.tolist() == [1, 0, 1, 0]
 
 
-def renamed(table, names):
-    return table.rename_columns([names.get(name, name) for name in table.column_names])
-
-
-@situation("nothing tells how episodes ended")
+@situation("nothing tells how episodes ended", "an episode was removed, and its label is still there")
 def test_demonstrations(run, tmp_path):
     built = build(tmp_path / "data", rewards="none", cameras="none", **FOUR)
     code, said = run.data("check", built)
@@ -385,17 +355,11 @@ def test_demonstrations(run, tmp_path):
     assert run.train(built, "--data.outcomes.unlabeled", "success")[2].trajectories.success.all()
     assert run.data("label", built, "--success", "0-1", "--failure", "rest")[0] == 0
     assert run.train(built)[2].trajectories.success.tolist() == [1, 1, 0, 0]
-
-
-@situation("an episode was removed, and its label is still there")
-def test_label_of_a_removed_episode(run, tmp_path):
-    built = build(tmp_path / "data", cameras="none", **FOUR)
-    lines = [{"episode": 2, "success": True}, {"episode": 9, "success": True}]
-    (built.root / "meta" / "pirl_labels.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    with (built.root / "meta" / "pirl_labels.jsonl").open("a") as file:
+        file.write(json.dumps({"episode": 9, "success": True}))
     code, said = run.data("check", built)
     assert code == 0
     assert "note: episode 9, meta/pirl_labels.jsonl: is labeled but not in the data" in said
-    assert episodes(run.train(built)[2]) == 4
 
 
 @situation("a small file unpacks to far more than is declared")
@@ -418,16 +382,6 @@ def test_a_file_that_unpacks_to_gigabytes(run, tmp_path, column):
     assert episodes(run.train(built, "--data.bad-episodes", "skip")[2]) == 3
 
 
-@situation("time does not increase, or is that of the wall clock")
-def test_time(run, tmp_path):
-    built = build(tmp_path / "data", **FOUR)
-    edit_column(built, "timestamp", lambda times: [0.3, 0.05, float("nan"), *times[3:]])
-    code, said = run.data("check", built)
-    assert code == 0
-    assert "column timestamp: frame 1 is not later than the frame before" in said
-    assert episodes(run.train(built)[2]) == 4
-
-
 @situation("a column marks what a human chose")
 def test_corrections(run, tmp_path):
     built = build(tmp_path / "data", rewards="success", cameras="none", lengths=(9, 20))
@@ -443,29 +397,24 @@ def test_corrections(run, tmp_path):
 
 @situation("states, actions or prompts are longer than the model takes")
 @pytest.mark.parametrize("shape", [(14, 14, 30), (3, 12, 4)])
-def test_sizes_of_the_model(run, tmp_path, monkeypatch, shape):
+def test_sizes_of_the_model(run, tmp_path, shape):
     state_dim, action_dim, words = shape
     tasks = (" ".join(["pick"] * words),)
     built = build(tmp_path / "data", state_dim=state_dim, action_dim=action_dim, tasks=tasks, **FOUR)
-    code, said, _ = run.train(built)
+    code, said, _ = run.train(built, "--model.action-dim", 8, "--model.max-token-len", 16)
     assert code == 2
     assert "frame cache" not in said, "before anything is decoded"
     options = re.findall(r"set (--model\.[a-z-]+) (\d+)", said)
     assert ("--model.action-dim", str(max(state_dim, action_dim))) in options
     assert (len(options) == 2) == (words > 15)
-    code, said, setup = run.train(built, *(word for option in options for word in option))
-    assert code == 0, said
-    assert setup.trajectories.actions.shape[1] == action_dim
-
-
-def test_files_are_named_as_they_are_on_disk(run, tmp_path):
-    built = build(tmp_path / "data", **FOUR)
-    (built.root / "videos").rename(built.root / "video")
-    camera = built.cameras[0]
-    file = Path(str(built.episodes[1].video_files[camera]).replace("/videos/", "/video/"))
-    write_video(file, built.episodes[1].frames[camera][:-2], built.fps, built.codec)
-    said = run.data("check", built)[1]
-    assert f"episode 1, {file.relative_to(built.root)}, column {camera}: the video has 5 frames" in said
+    for given in ((), [word for option in options for word in option]):
+        code, said, setup = run.train(built, *given)
+        assert code == 0, said
+        assert ("sized for the data: model.action_dim" in said) == (not given)
+        assert setup.trajectories.actions.shape[1] == action_dim
+        assert [setup.config.model.action_dim, setup.config.model.max_token_len][: len(options)] == [
+            int(size) for _, size in options
+        ]
 
 
 def test_one_bad_episode_in_a_shared_file_leaves_the_others(run, tmp_path):

@@ -13,6 +13,7 @@ from pirl.data import (
     BrokenDatasetError,
     Label,
     OutcomeConfig,
+    Selection,
     check_dataset,
     open_dataset,
     read_outcomes,
@@ -449,7 +450,7 @@ def test_marks_that_last_until_the_end_are_a_note(tmp_path):
     ]
 
 
-def test_rewards_of_a_table_beside_the_data_are_read_where_asked(tmp_path):
+def test_columns_of_a_table_beside_the_data_are_read_where_asked(tmp_path):
     built = build(tmp_path, cameras="none", rewards="none", version="v3.0")
     lengths = [len(episode) for episode in built.episodes]
     frames = [frame for length in lengths for frame in range(length)]
@@ -466,6 +467,8 @@ def test_rewards_of_a_table_beside_the_data_are_read_where_asked(tmp_path):
     assert outcomes.success.tolist() == [1, 0, 1]
     part = read_outcomes(open_dataset(built.root, episodes=[1, 2]), asked)
     assert part.rewards.tolist() == rewards[lengths[0] :]
+    selection = Selection(where="meta/returns_z0.parquet:frame_index")
+    assert selection.weights(open_dataset(built.root), outcomes).tolist() == [float(frame > 0) for frame in frames]
     pq.write_table(table.slice(0, 15), built.root / "meta" / "returns_z0.parquet")
     message = complaint(open_dataset(built.root), asked)
     assert "episode 2, meta/returns_z0.parquet, column reward: has no values of this episode" in message

@@ -84,7 +84,8 @@ class Check(WithJson, _WithOutcomes):
         extent = ""
         if usable is not None:
             kept = len(usable.episode_ids)
-            extent = f", {f'{kept} of {kept + len(bad)}' if bad else kept} episodes, {len(usable):,} frames"
+            total = kept + len(bad)
+            extent = f", {f'{kept} of {total}' if bad else kept} episode{'s'[: total != 1]}, {len(usable):,} frames"
         print(f"{self.dataset}{extent}: {_count(problems, 'problem')}, {_count(notes, 'note')}")
         if bad and usable is not None and all(entry.episode is not None for entry in problems):
             print(skip_advice(usable, bad))
@@ -356,8 +357,8 @@ def _save_labels(dataset: "Dataset", old: "dict[int, Label]", new: "dict[int, La
 class DropEpisodes(Command):
     """Leave episodes out of a dataset. Writes meta/pirl_dropped.txt; the dataset itself is not changed.
 
-    All commands of pirl then go by the others. LeRobot does not know the file: for a copy without the episodes, use its
-    own tools.
+    All commands of pirl then go by the others. LeRobot does not know the file: --out writes the others as a dataset of
+    their own instead, which both read.
     """
 
     dataset: str = positional("DATASET")
@@ -370,15 +371,20 @@ class DropEpisodes(Command):
     """With --bad: the robot that is to be trained; what it does not use is not judged."""
     restore: str | None = option("EPISODES")
     """Episodes to take back, or "all"."""
+    out: Path | None = option("DIR")
+    """Directory for a copy without the episodes, numbered from 0 (v3.0, videos encoded anew)."""
 
     def run(self) -> int:
         from pirl.data import OutcomeConfig, check_dataset, load_robot, parse_episodes
         from pirl.data.labels import DROPPED_FILE, read_dropped, write_dropped
         from pirl.data.lerobot.reader import scan_dataset
+        from pirl.data.lerobot.writer import copy_dataset
         from pirl.data.problems import format_episodes
 
-        if self.episodes is None and self.restore is None and not self.bad:
+        if self.episodes is None and self.restore is None and not self.bad and self.out is None:
             raise UserError("say which episodes: --episodes 0,3,7-12, --bad, or --restore all.")
+        if self.out is not None and self.out.exists() and (self.out.is_file() or any(self.out.iterdir())):
+            raise UserError(f"{self.out} is there already: choose another directory for the copy.")
         dataset = scan_dataset(self.dataset)
         known = {*dataset.whole.episode_ids.tolist(), *dataset.listing.episodes}
         dropped = read_dropped(dataset.root)
@@ -391,6 +397,11 @@ class DropEpisodes(Command):
         left_out = (dropped | named) - restored
         if not known - left_out:
             raise UserError(f"no episode of {self.dataset} would be left. Nothing was written.")
+        if self.out is not None:
+            lost = copy_dataset(dataset.select(known - left_out), self.out)
+            without = f", without {', '.join(lost)}" if lost else ""
+            print(f"{_count(known - left_out, 'episode')} of {len(known)} copied to {self.out}{without}")
+            return 0
         write_dropped(dataset.root, left_out)
         numbers = f" ({format_episodes(left_out)}), written to {dataset.root / DROPPED_FILE}" if left_out else ""
         print(f"{_count(left_out, 'episode')} of {len(known)} left out{numbers}")

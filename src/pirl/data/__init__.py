@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pirl.data.replay import Episode, ReplayBuffer
     from pirl.data.robots import Robot, get_robot, list_robots, load_robot
     from pirl.data.sampler import ChunkIndexSampler, ChunkSampler, DatasetSource, Loader
-    from pirl.data.validate import check_dataset, scan_episodes, usable_episodes
+    from pirl.data.validate import check_dataset, scan_episodes
 
 __getattr__, __dir__, __all__ = lazy_names(
     __name__,
@@ -36,6 +36,6 @@ __getattr__, __dir__, __all__ = lazy_names(
         "replay": ["Episode", "ReplayBuffer"],
         "robots": ["Robot", "get_robot", "list_robots", "load_robot"],
         "sampler": ["ChunkIndexSampler", "ChunkSampler", "DatasetSource", "Loader"],
-        "validate": ["check_dataset", "scan_episodes", "usable_episodes"],
+        "validate": ["check_dataset", "scan_episodes"],
     },
 )

@@ -13,7 +13,7 @@ from jaxtyping import Bool, Float, Float64, Int64
 
 from pirl.data.frame_cache import FrameCacheConfig, open_frames
 from pirl.data.lerobot.parquet import DepthImageError
-from pirl.data.lerobot.reader import Dataset
+from pirl.data.lerobot.reader import Dataset, is_beside
 from pirl.data.norm_stats import compute_norm_stats, degenerate_dimensions, safe_scales, sample_range
 from pirl.data.outcomes import OutcomeConfig, Outcomes, read_outcomes, try_outcomes
 from pirl.data.problems import BrokenDatasetError, Problem, format_episodes, format_problems
@@ -91,16 +91,17 @@ def dataset_norm_stats(
         digest.update(np.ascontiguousarray(array).tobytes())
     file = cache_directory() / "norm_stats" / f"{digest.hexdigest()}.json"
     mask = make_mask(*robot.delta)
-    samples: tuple[Any, ...] = (states, actions, dataset.starts, horizon, np.asarray(mask, bool) if any(mask) else None)
+    samples: dict[str, Any] = {"states": states, "actions": actions, "starts": dataset.starts, "horizon": horizon}
+    samples |= {"delta_mask": np.asarray(mask, bool) if any(mask) else None, "ends": ends, "used": used}
     try:
         stats = read_norm_stats(file)
     except CheckpointError:  # a cache that is damaged, or cannot be written, only costs time
-        stats = compute_norm_stats(*samples, ends=ends, used=used)
+        stats = compute_norm_stats(**samples)
         with contextlib.suppress(OSError):
             write_norm_stats(file, stats)
     for sentence in degenerate_dimensions(stats):
         logger.warning("%s: %s", dataset.name, sentence)
-    return safe_scales(stats, lambda: sample_range(*samples, ends=ends, used=used))
+    return safe_scales(stats, lambda: sample_range(**samples))
 
 
 def load_trajectories(
@@ -108,7 +109,7 @@ def load_trajectories(
     robot: Robot,
     model: Pi0Config,
     *,
-    outcomes: OutcomeConfig | None = None,
+    outcomes: OutcomeConfig | Outcomes | None = None,
     frame_cache: FrameCacheConfig | None = None,
     progress: bool = True,
 ) -> "Trajectories":
@@ -116,7 +117,7 @@ def load_trajectories(
     if problems := list(robot_problems(dataset, robot)):
         raise BrokenDatasetError(dataset.name, problems, f"does not fit robot {robot.name!r}")
     states, actions = robot_columns(dataset, robot)
-    found = read_outcomes(dataset, outcomes or OutcomeConfig())
+    found = outcomes if isinstance(outcomes, Outcomes) else read_outcomes(dataset, outcomes or OutcomeConfig())
     used = np.arange(len(dataset)) < np.repeat(found.ends, dataset.lengths)
     if not (np.isfinite(states[used]).all() and np.isfinite(actions[used]).all()):
         raise DataError(f"{dataset.name}: state or actions are not finite: see pirl data check {dataset.name}.")
@@ -205,6 +206,8 @@ class Selection:
     """Sampling weights of tasks; others have weight 1."""
     human: bool = False
     """Sample only chunks that a human chose throughout, as a column `intervention` tells."""
+    where: str | None = None
+    """Sample only chunks that begin where this column is above 0, such as meta/advantages_TAG.parquet:advantage."""
 
     def __post_init__(self) -> None:
         if self.success_fraction is not None and not 0 < self.success_fraction < 1:
@@ -234,6 +237,14 @@ class Selection:
                 why = str(problems[0]) if problems else f"no column is called {' or '.join(INTERVENTION_COLUMNS)}"
                 raise ConfigError(f"selection.human: {dataset.name} does not tell what a human chose: {why}.")
             weights = weights * human_throughout(marks, np.repeat(outcomes.ends, dataset.lengths), horizon)
+        if self.where is not None:
+            if self.where not in dataset.column_names and not is_beside(self.where):
+                has = ", ".join(dataset.column_names)
+                raise ConfigError(f"selection.where: {dataset.name} has no column {self.where}; it has {has}.")
+            values = dataset.columns([self.where])[self.where]
+            if values.ndim != 1 or values.dtype.kind not in "biuf":
+                raise ConfigError(f"selection.where: column {self.where} should hold one number per frame.")
+            weights = weights * (values > 0)
         if not weights.any():
             raise ConfigError(f"the filters leave nothing of {dataset.name}: {self}.")
         succeeded = np.repeat(success == 1, dataset.lengths)

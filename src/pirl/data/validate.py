@@ -50,16 +50,6 @@ def scan_episodes(source: str | os.PathLike[str], episodes: Collection[int] | No
     return dataset
 
 
-def usable_episodes(
-    dataset: Dataset, robot: Robot, outcomes: OutcomeConfig, bad_episodes: BadEpisodes = "refuse"
-) -> Dataset:
-    """The episodes that this robot can be trained on; the others are refused, or skipped with a warning."""
-    usable, problems = split_episodes(dataset, (*robot.state, *robot.actions), list(robot.cameras.values()), outcomes)
-    for note in dataset.problems:
-        logger.info("%s: %s", dataset.name, note)
-    return leave_out(usable, problems, bad_episodes)
-
-
 def split_episodes(
     dataset: Dataset, columns: Sequence[str], cameras: Sequence[str], outcomes: OutcomeConfig
 ) -> tuple[Dataset, list[Problem]]:
@@ -271,7 +261,7 @@ def _check_time(dataset: Dataset) -> Iterator[Problem]:
     yield from dataset.problems_at(np.flatnonzero(~increases), message, "timestamp", time, "note")
     frames, fps = np.arange(len(time)) - np.repeat(dataset.starts[:-1], dataset.lengths), dataset.info.fps
     if (off := np.abs(time - frames / fps).max()) > 0.5 / fps:
-        message = f"is off the frame rate of {fps:g} by up to {off:.3g} s; frames are matched by counting"
+        message = f"is off the frame rate of {fps:g} by up to {off:.3g} s"
         yield Problem(message, "note", column="timestamp")
 
 
@@ -297,7 +287,10 @@ def _check_camera(dataset: Dataset, camera: str, decode: bool, is_wanted: bool) 
             continue  # already reported
         except DataError as error:
             are_depths = are_depths and isinstance(error.__cause__, DepthImageError)
-            damaged.append(Problem(str(error), episode=number, column=camera))
+            said = (
+                f"an image cannot be decoded: {error.__cause__}" if kind == "image" and error.__cause__ else str(error)
+            )
+            damaged.append(Problem(said, episode=number, column=camera))
     if damaged and are_depths and not first_of_size:
         message = "its images are depths, not colors: a policy cannot look through it"
         damaged = [Problem(message, "problem" if is_wanted else "note", column=camera)]

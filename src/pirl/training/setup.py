@@ -3,6 +3,7 @@
 import contextlib
 import ctypes
 import hashlib
+import logging
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -39,10 +40,9 @@ from pirl.data import (
     open_frames,
     read_outcomes,
     scan_episodes,
-    usable_episodes,
 )
 from pirl.data.problems import BrokenDatasetError
-from pirl.data.validate import leave_out
+from pirl.data.validate import leave_out, split_episodes
 from pirl.envs.policy import check_policy, check_same_actions, choose_statistics, find_policy
 from pirl.envs.pool import EnvPool
 from pirl.errors import CheckpointError, ConfigError, DataError
@@ -54,6 +54,7 @@ from pirl.run_files import RunFiles, saved_steps
 from pirl.training.health import guarded
 from pirl.training.sharding import ParameterSharding, make_host_mesh, make_mesh
 
+_logger = logging.getLogger(__name__)
 _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # mallopt's names in malloc.h
 
 
@@ -171,7 +172,7 @@ def set_up(config: RLTrainConfig, *, resumed: RunFiles | None = None, progress: 
     action_dim = robot.action_dim or statistics["actions"].width_in(model.action_dim)
     if dataset is not None and weights is not None:
         trajectories = load_trajectories(
-            dataset, robot, model, outcomes=config.data.outcomes, frame_cache=_frame_cache(config), progress=progress
+            dataset, robot, model, outcomes=found, frame_cache=_frame_cache(config), progress=progress
         )
         action_dim = robot.action_dim or trajectories.actions.shape[1]
         if isinstance(config.agent, ACRLPDConfig):
@@ -200,13 +201,17 @@ def _open_data(config: RLTrainConfig, robot: Robot, progress: bool) -> Dataset:
     assert data.repo_id is not None
     dataset = scan_episodes(data.repo_id, data.selection.episodes)
     check_data(config, dataset, robot)
-    dataset = usable_episodes(dataset, robot, data.outcomes, data.bad_episodes)
+    cameras = list(robot.cameras.values())
+    usable, problems = split_episodes(dataset, (*robot.state, *robot.actions), cameras, data.outcomes)
+    for note in dataset.problems:
+        _logger.info("%s: %s", dataset.name, note)
+    dataset = leave_out(usable, problems, data.bad_episodes)
     try:
-        if robot.cameras:
-            cameras, skips = list(robot.cameras.values()), data.bad_episodes == "skip"
+        if cameras:
+            skips = data.bad_episodes == "skip"
             open_frames(dataset, cameras, _frame_cache(config), progress=progress, find_all_damage=skips)
     except BrokenDatasetError as error:
-        return leave_out(dataset, error.problems, data.bad_episodes)
+        return leave_out(dataset, [*problems, *error.problems], data.bad_episodes)
     return dataset
 
 

@@ -5,6 +5,7 @@ import io
 import json
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -12,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 from PIL import Image
 
+from pirl.data.labels import read_labels, write_labels
 from pirl.data.lerobot.format import CAMERA_DTYPES, DEFAULT_COLUMNS, INFO_FILE
 from pirl.data.lerobot.metadata import (
     EpisodeRecord,
@@ -22,6 +24,7 @@ from pirl.data.lerobot.metadata import (
     image_stats,
     parquet_bytes,
 )
+from pirl.data.lerobot.reader import Dataset
 from pirl.data.lerobot.video import CODEC_NAMES, SMALLEST_SIDE, Codec, encode_video
 from pirl.errors import DataError
 from pirl.files import write_file
@@ -225,6 +228,40 @@ class DatasetWriter:
         self._path(self._metadata.data_path, episodes).unlink(missing_ok=True)
         for partial in self.root.rglob(_PARTIAL):
             partial.unlink()
+
+
+def copy_dataset(dataset: Dataset, root: Path) -> list[str]:
+    """Write the episodes of a dataset as one of its own, with videos encoded anew; returns what was left out.
+
+    That is text, columns of several axes, and cameras that cannot be decoded.
+    """
+    rows = dataset.try_columns([name for name in dataset.column_names if name not in DEFAULT_COLUMNS])[0]
+    rows = {name: values for name, values in rows.items() if values.dtype.kind in "biuf" and values.ndim < 3}
+    rows = {name: values.astype("float32") if values.dtype == "float16" else values for name, values in rows.items()}
+    features: dict[str, dict[str, Any]] = {
+        name: {"dtype": values.dtype.name, "shape": values.shape[1:] or (1,)} for name, values in rows.items()
+    }
+    for name in dataset.cameras:
+        with contextlib.suppress(DataError):
+            shape = next(dataset.decode(name, 0)).shape
+            kind = "image" if name in dataset.rows.column_types or shape[0] % 2 or shape[1] % 2 else "video"
+            features[name] = {"dtype": kind, "shape": shape}
+    for name in features.keys() & dataset.info.features.keys() - {*dataset.cameras}:
+        features[name]["names"] = dataset.info.features[name].names
+    fps = int(dataset.info.fps) if dataset.info.fps.is_integer() else dataset.info.fps
+    labels, kept = read_labels(dataset.root), {}
+    with DatasetWriter(root, fps=fps, features=features, robot_type=dataset.info.robot_type) as writer:  # type: ignore[arg-type]
+        for episode, number in enumerate(dataset.episode_ids.tolist()):
+            span = slice(dataset.starts[episode], dataset.starts[episode + 1])
+            columns = {name: values[span] for name, values in rows.items()}
+            columns |= {name: np.stack(list(dataset.decode(name, episode))) for name in features if name not in rows}
+            tasks = [dataset.rows.tasks[task] for task in dataset.rows.task_of_row[span]]
+            index = writer.write_episode(columns, task=tasks)
+            if number in labels:
+                kept[index] = replace(labels[number], episode=index)
+    if kept:
+        write_labels(root, kept)
+    return sorted({*dataset.column_names, *dataset.cameras} - {*features, *DEFAULT_COLUMNS})
 
 
 def _declare_features(features: Mapping[str, Mapping[str, Any]], fps: int, codec: Codec) -> Features:
