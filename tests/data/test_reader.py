@@ -72,6 +72,8 @@ def test_every_dialect_reads_back_as_it_was_written_and_has_no_problems(part, tm
                     assert seen == [read_bars(frame) for frame in episode.frames[camera]]
             _, found = check_dataset(built.root, OutcomeConfig(unlabeled="success"), decode=True)
             assert [str(entry) for entry in found if entry.severity == "problem"] == []
+    with pytest.raises(DataError, match=f"a directory of .*, such as {tmp_path}"):
+        open_dataset(tmp_path / ("v2.0_image" if part else "v2.0_video"))
 
 
 def test_episodes_removed_from_the_lists_leave_gaps_in_the_video(tmp_path):

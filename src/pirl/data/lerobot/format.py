@@ -144,7 +144,10 @@ def _read_info_file(root: Path) -> dict[str, Any]:
     if not root.is_dir():
         raise BrokenDatasetError(str(root), [Problem(f"{root} is not a directory")])
     if not file.is_file():
-        raise BrokenDatasetError(str(root), [Problem("is missing: this is not a LeRobot dataset", file=INFO_FILE)])
+        inside = [path.parents[1].name for path in sorted(root.glob(f"*/{INFO_FILE}"))]
+        several = f", but a directory of {len(inside)}, such as {root / inside[0]}" if inside else ""
+        problem = Problem(f"is missing: this is not a LeRobot dataset{several}", file=INFO_FILE)
+        raise BrokenDatasetError(str(root), [problem])
     try:
         resolve_inside(root, INFO_FILE)
         content = json.loads(file.read_text(encoding="utf-8"))
