@@ -77,16 +77,16 @@ class Check(WithJson, _WithOutcomes):
         )
         problems = [entry for entry in found if entry.severity == "problem"]
         notes = [entry for entry in found if entry.severity == "note"]
-        for kind, entries in (("note", notes), ("problem", problems)):
-            for line in format_problems(entries):
-                print(f"{kind}: {line}")
+        lines = {"note": format_problems(notes), "problem": format_problems(problems)}
+        for kind, entries in lines.items():
+            print("".join(f"{kind}: {entry}\n" for entry in entries), end="")
         bad = {entry.episode for entry in problems if entry.episode is not None}
         extent = ""
         if usable is not None:
             kept = len(usable.episode_ids)
             total = kept + len(bad)
             extent = f", {f'{kept} of {total}' if bad else kept} episode{'s'[: total != 1]}, {len(usable):,} frames"
-        print(f"{self.dataset}{extent}: {_count(problems, 'problem')}, {_count(notes, 'note')}")
+        print(f"{self.dataset}{extent}: {_count(lines['problem'], 'problem')}, {_count(lines['note'], 'note')}")
         if bad and usable is not None and all(entry.episode is not None for entry in problems):
             print(skip_advice(usable, bad))
         content = {"problems": [entry.to_json() for entry in problems], "notes": [entry.to_json() for entry in notes]}
