@@ -263,8 +263,12 @@ def summarize(dataset: Dataset, config: OutcomeConfig) -> dict[str, Any]:
 
     `outcomes` is None where the data does not tell how its episodes ended; `outcome_problem` says why.
     """
-    found, problems = try_outcomes(dataset, config)
-    outcomes = None
+    known_of, (found, problems) = dataset, try_outcomes(dataset, config)
+    outcomes, lacking = None, {problem.episode for problem in problems}
+    unread: list[Problem] = []
+    if None not in lacking and 0 < len(lacking) < len(dataset.episode_ids):
+        known_of, unread = dataset.select(set(dataset.episode_ids.tolist()) - lacking), problems
+        found, problems = try_outcomes(known_of, config)
     if found is not None:
         known, success = int((found.success >= 0).sum()), int((found.success == 1).sum())
         outcomes = {
@@ -272,17 +276,17 @@ def summarize(dataset: Dataset, config: OutcomeConfig) -> dict[str, Any]:
             "success": success,
             "rate": success / max(known, 1),
             "timeouts": int((~found.terminals[found.ends - 1]).sum()),
-            "returns": _histogram(np.add.reduceat(found.rewards, dataset.starts[:-1])),
+            "returns": _histogram(np.add.reduceat(found.rewards, known_of.starts[:-1])),
         }
     task_of_episode = dataset.rows.task_of_row[dataset.starts[:-1]]
     tasks = [{"task": text, "episodes": int((task_of_episode == i).sum())} for i, text in enumerate(dataset.rows.tasks)]
-    human, unread = read_interventions(dataset)
+    human, unread_human = read_interventions(dataset)
     interventions = None
     if human is not None:
         episodes = np.add.reduceat(human, dataset.starts[:-1]).astype(bool)
         column = find_interventions(dataset)
         interventions = {"column": column, "frames": int(human.sum()), "episodes": int(episodes.sum())}
-    unread += [problem for problem in dataset.problems if problem.severity == "problem"]
+    unread = [*unread, *unread_human, *(problem for problem in dataset.problems if problem.severity == "problem")]
     cameras = [_summarize_camera(dataset, name, unread) for name in dataset.cameras]
     features = {name: dataset.info.features[name] for name in dataset.column_names if name in dataset.info.features}
     return {
