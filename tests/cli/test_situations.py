@@ -115,7 +115,7 @@ BAD_EPISODES = {
     ),
     "a video has fewer frames than the data": (
         *("v3.0", shorten, ", video/observation.images.cam_left_wrist/chunk-000/file-001.mp4, column "),
-        "observation.images.cam_left_wrist: the video has 5 frames",
+        "observation.images.cam_left_wrist: needs 7 frames from frame 0 on; the video has 5 frames",
     ),
     "a video cannot be decoded": ("v2.1", undecodable, "observation.images.cam_high"),
     "a number of the state or action is NaN or infinite": (

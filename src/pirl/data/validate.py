@@ -280,16 +280,16 @@ def _check_camera(dataset: Dataset, camera: str, decode: bool, is_wanted: bool) 
     damaged: list[Problem] = []
     are_depths = True
     for episode, number in enumerate(dataset.episode_ids.tolist()):
+        done = 0
         try:
             for frame in itertools.islice(dataset.decode(camera, episode), None if decode else 1):
                 first_of_size.setdefault(frame.shape[:2], number)
+                done += 1
         except BrokenDatasetError:
             continue  # already reported
         except DataError as error:
             are_depths = are_depths and isinstance(error.__cause__, DepthImageError)
-            said = (
-                f"an image cannot be decoded: {error.__cause__}" if kind == "image" and error.__cause__ else str(error)
-            )
+            said = f"frame {done}: the image cannot be decoded: {error.__cause__}" if kind == "image" else str(error)
             damaged.append(Problem(said, episode=number, column=camera))
     if damaged and are_depths and not first_of_size:
         message = "its images are depths, not colors: a policy cannot look through it"
