@@ -1,4 +1,4 @@
-"""The table of `pirl plan` in the documentation: what folding with π₀ needs, trained in three ways on several machines.
+"""The table of `pirl plan` in the documentation: what folding with π₀ needs, trained in four ways on several machines.
 
 Every row is a command, run in a process of its own; its answer is kept at once in a JSON file, so that this can be
 interrupted and goes on where it was. A row takes some minutes of two cores. Rows whose machine cannot be compiled for
@@ -21,11 +21,21 @@ from pirl.text import format_seconds
 ROOT = Path(__file__).parents[1]
 BEGIN, END = "<!-- made by benchmarks/plan_table.py -->", "<!-- end of the table -->"
 VARIANTS = {
-    "everything": "aloha_fold",
-    "LoRA": "aloha_fold --model pi0_lora --agent.policy-ema-decay none",
-    "action expert": "aloha_fold --agent.freeze vision,language",
+    "action expert, `distill` (the preset)": "aloha_fold",
+    "action expert, `awr`": "aloha_fold --agent.actor-mode awr",
+    "LoRA, `awr`": "aloha_fold --model pi0_lora --agent.policy-ema-decay none --agent.freeze none --agent.actor-mode awr",
+    "everything, `awr`": "aloha_fold --agent.freeze none --agent.actor-mode awr",
 }
-TOPOLOGIES = {"h100:8": 8, "a100:8": 8, "v5p:2x2x2": 8, "v6e:2x4": 8, "v5e:2x4": 8, "a100-40:4": 4, "rtx4090:4": 4}
+TOPOLOGIES = {
+    "rtx4090:1": 1,
+    "h100:8": 8,
+    "a100:8": 8,
+    "v5p:2x2x2": 8,
+    "v6e:2x4": 8,
+    "v5e:2x4": 8,
+    "a100-40:4": 4,
+    "rtx4090:4": 4,
+}
 
 
 def main() -> None:
@@ -76,19 +86,21 @@ def run(command: str) -> tuple[Any, str]:
 def table(answers: dict[str, Any]) -> str:
     """The rows there are, as Markdown."""
     lines = [
-        "| machine | learns | fits | learner | at the peak | of | TFLOP | sent | update | largest batch | command |",
-        "|---|---|---|---|---|---|---|---|---|---|---|",
+        "| machine | compiled for | learns | fits | learner | at the peak | of | TFLOP | sent | update | largest batch | "
+        "command |",
+        "|---|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     for learned, topology, command in rows():
         if command in answers:
-            cells = (topology, learned, *_cells(answers[command]), f"`pirl {command}`")
+            stand_in = "CPU stand-ins" if answers[command]["simulated"] else "the machine"
+            cells = (topology, stand_in, learned, *_cells(answers[command]), f"`pirl {command}`")
             lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
 def _cells(answer: dict[str, Any]) -> list[str]:
     sizes, sent, step = answer["bytes_per_device"], answer["bytes_sent_per_device"], answer["seconds"]["step"]
-    kinds = ("parameters", "frozen", "average", "optimizer", "critics")
+    kinds = ("parameters", "frozen", "average", "optimizer", "start policy", "critics")
     return [
         "yes" if answer["fits"] else "no",
         format_bytes(sum(sizes.get(kind, 0) for kind in kinds)),

@@ -64,10 +64,13 @@ def test_folding_is_as_promised():
 def test_the_options_of_the_page_make_lora_and_bc_of_a_preset(tmp_path):
     page = (ROOT / "docs/training.md").read_text()
     (bc,) = re.findall(r"\| BC on the same data.*`(--agent bc .*)` \|", page)
-    assert "`--model pi0_lora` or `--model pi05_lora`, with `--agent.policy-ema-decay none`" in page
-    lora = parse(["train", "droid", *shlex.split("--model pi05_lora --agent.policy-ema-decay none")]).resolve()
+    assert "`--model pi0_lora` or `--model pi05_lora`, with `--agent.policy-ema-decay none --agent.freeze none`" in page
+    lora = parse(
+        ["train", "droid", *shlex.split("--model pi05_lora --agent.policy-ema-decay none --agent.freeze none")]
+    ).resolve()
     assert lora.model.language.has_lora
     assert lora.model.action_expert.has_lora
+    assert not lora.agent.freeze
     assert lora.agent.policy_ema_decay is None
     cloned = parse(["train", "droid", *shlex.split(bc)]).resolve()
     assert cloned.agent == BCConfig(), "whose defaults are OpenPI's"

@@ -89,7 +89,8 @@ def test_the_largest_batch_fills_the_memory_and_no_more(measured):
 @needs_golden
 def test_parameters_of_full_size_are_openpis():
     for name in ("pi0_base", "pi05_lora", "pi0_lora"):
-        spec, changes = content("spec", f"{name}.json"), {"model.preset": name, "fsdp_devices": 8}
+        spec = content("spec", f"{name}.json")
+        changes = {"model.preset": name, "fsdp_devices": 8, "agent.freeze": ()}
         config = override_config(get_config("aloha_fold"), changes)
         if "lora" in name:
             config = override_config(config, measure.lora_options(config))

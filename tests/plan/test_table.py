@@ -104,7 +104,7 @@ def test_what_is_unknown_is_not_concluded():
 
 @pytest.mark.usefixtures("unchecked_signatures")
 def test_every_change_makes_the_learner_smaller_and_can_be_given():
-    config = get_config("aloha_fold")
+    config = override_config(get_config("aloha_fold"), {"agent.freeze": (), "agent.actor_mode": "awr"})
     changes = list_changes(config, jax.devices())
     sizes = [sum(state.values()) for _, _, state in changes]
     assert sizes[0] > sizes[1] > max(sizes[2:])

@@ -204,6 +204,8 @@ class _Reader:
         choices = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
         if types.NoneType in choices and self._is_none(value):
             return None
+        if get_origin(hint) is tuple and self._is_none(value):
+            return ()
         if path == "agent":
             return self._agent(value, before)
         if path == "env":

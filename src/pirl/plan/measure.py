@@ -206,7 +206,7 @@ def list_changes(config: RLTrainConfig, devices: list[jax.Device]) -> list[Chang
     frozen = tuple(dict.fromkeys((*agent.freeze, "vision", "language")))
     small, expert = (replace(spread, agent=replace(agent, **fields)) for fields in (moments, {"freeze": frozen}))
     variants = [("keep the optimizer's moments in bfloat16", f"--agent.{flag}.moments-dtype bfloat16", small)]
-    if not config.model.language.has_lora:
+    if not config.model.language.has_lora and frozen != agent.freeze:
         variants.append(("train only the action expert", f"--agent.freeze {','.join(frozen)}", expert))
         if config.model.vision == SIGLIP_SO400M:
             lora = lora_options(config)
