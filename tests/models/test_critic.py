@@ -13,9 +13,9 @@ from critic_reference import q_logits, v_logits
 from pirl.errors import ConfigError
 from pirl.models import get_model_config
 from pirl.models.config import LARGE_CRITICS, TEN_CRITICS, CriticConfig
-from pirl.models.critic import CriticEnsemble, bin_probabilities, count_parameters, critic_losses, critic_values
+from pirl.models.critic import CriticEnsemble, bin_probabilities, critic_losses, critic_values
 from pirl.models.gemma import KVCache
-from pirl.models.pi0 import Prefix
+from pirl.models.pi0 import Prefix, count_parameters
 
 CONFIG = CriticConfig(num_critics=3, hidden_dims=(8, 6), num_queries=3, query_width=4, num_heads=2)
 STEPS, REAL = 2, 2

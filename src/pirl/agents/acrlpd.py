@@ -22,9 +22,9 @@ from pirl.agents.config import ACRLPDConfig
 from pirl.agents.diagnostics import summarize
 from pirl.data.chunks import ChunkBatch
 from pirl.errors import ConfigError
-from pirl.models.critic import CriticEnsemble, CriticParameters, count_parameters, critic_losses, critic_values
+from pirl.models.critic import CriticEnsemble, CriticParameters, critic_losses, critic_values
 from pirl.models.observation import GuidedObservation, Observation, preprocess
-from pirl.models.pi0 import Pi0, Prefix
+from pirl.models.pi0 import Pi0, Prefix, count_parameters
 from pirl.models.types import Array
 
 Chunks = Float[Array, "b n horizon action_dim"]

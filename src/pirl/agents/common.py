@@ -16,12 +16,13 @@ from pirl.agents.optimizer import make_optimizer, optimizer_step
 from pirl.data.chunks import ChunkBatch
 from pirl.errors import ConfigError
 from pirl.models.config import Pi0Config
-from pirl.models.critic import CriticParameters, count_parameters
+from pirl.models.critic import CriticParameters
 from pirl.models.observation import GuidedObservation, Observation, preprocess
 from pirl.models.pi0 import (
     Pi0,
     Solver,
     abstract_model,
+    count_parameters,
     get_parameters,
     sample_actions,
     sample_time,

@@ -33,10 +33,6 @@ class Start:
     seed: int
     attempt: int = 0
 
-    @property
-    def policy_seed(self) -> int:
-        return self.seed + (self.attempt << 48)
-
 
 @dataclass(frozen=True)
 class EnvDescription:

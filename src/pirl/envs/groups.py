@@ -17,7 +17,7 @@ from pirl.envs.registry import CurriculumConfig
 from pirl.envs.rollout import Rollout, roll_out
 from pirl.errors import CheckpointError, ConfigError, EnvError
 
-# The attempt is added to the seed of the noise, above the bits of the seed (see `Start.policy_seed`).
+# The attempt is added to the seed of the noise, above the bits of the seed (see rollout.py).
 _MAX_ATTEMPTS = 1 << 15
 # The same initial state on another machine may be rounded otherwise; another initial state is further away.
 _SAME_STATE = 1e-4

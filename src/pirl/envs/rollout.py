@@ -241,7 +241,7 @@ class _Rollouts:
         chunks = policy.infer(
             {name: np.stack([each.latest[name] for each in episodes]) for name in episodes[0].latest},
             [each.reset.prompt for each in episodes if each.reset is not None],
-            [each.start.policy_seed for each in episodes],
+            [each.start.seed + (each.start.attempt << 48) for each in episodes],
             [each.steps for each in episodes],
         )
         name, width = self.pool.description.name, self.pool.description.robot.action_dim

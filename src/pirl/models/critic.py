@@ -7,7 +7,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 from einops import rearrange
 from flax import nnx
@@ -203,8 +202,3 @@ class CriticEnsemble:
 @functools.lru_cache(maxsize=32)
 def _abstract_critic(ensemble: CriticEnsemble) -> Critic:
     return nnx.eval_shape(lambda: ensemble._critic(jax.random.key(0)))
-
-
-def count_parameters(parameters: Any) -> int:
-    """Number of elements in a tree of arrays (or of their shapes)."""
-    return sum(int(np.prod(leaf.shape)) for leaf in jax.tree.leaves(parameters))

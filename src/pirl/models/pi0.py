@@ -1,6 +1,7 @@
 """The π₀ / π₀.₅ policy: `encode` an observation, take the `flow_loss`, `sample` action chunks; its parameters by path."""
 
 import functools
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeVar
@@ -306,6 +307,11 @@ def abstract_model(config: Pi0Config) -> Pi0:
 
 
 # --- parameters as flat dictionaries: '/'-joined paths, as in OpenPI's checkpoints and freeze rules -------------------
+
+
+def count_parameters(parameters: Any) -> int:
+    """Number of elements in a tree of arrays (or of their shapes)."""
+    return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(parameters))
 
 
 def get_parameters(model: nnx.Module) -> dict[str, Any]:
