@@ -71,6 +71,12 @@ MUTANTS = (
         "agents/test_acrlpd.py::test_the_target_is_at_least_the_return_where_that_is_known",
     ),
     Mutant(
+        "agents/common.py",
+        "return jnp.mean(values, axis=0) - pessimism * jnp.std(values, axis=0)",
+        "return jnp.mean(values, axis=0) + pessimism * jnp.std(values, axis=0)",
+        "agents/test_acrlpd.py::test_the_online_critics_choose_and_the_target_critics_value",
+    ),
+    Mutant(
         "agents/acrlpd.py",
         "values = self._values(self.critic.target_params, enc.next_prefix",
         "values = self._values(self.critic.params, enc.next_prefix",

@@ -48,6 +48,7 @@ COMMANDS = [
     (f"{DRY} --agent.optimizer.peak-lr inf", "peak_lr = inf"),
     (f"{DRY} --agent.learner bc --agent.learner.x 1", "agent.learner"),
     (f"{DRY} --agent.horizon-length 3", "has no field 'horizon_length'. Another learner has it."),
+    ("train debug --exp-name x --agent json:JSONDecoder", "is not a dataclass of settings with a method create"),
     ("train debug --exp-name x --agent.bta 1", "--agent has no field 'bta'. Did you mean agent.temperature.beta?"),
     (f"{DRY} --model.cameras '[!!python/name:os.system x]'", "cameras"),
     ("train demo --exp-name x --agent.discount 3", "--agent: discount = 3.0 should be in [0, 1]"),

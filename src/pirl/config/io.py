@@ -16,6 +16,7 @@ from pirl.config.schema import LEARNERS, AgentConfig, RLTrainConfig
 from pirl.config.yaml import dump_yaml, parse_yaml, read_yaml
 from pirl.envs.registry import EnvConfig, find_env_class
 from pirl.errors import ConfigError, UserError, did_you_mean
+from pirl.imports import load_named
 from pirl.models.config import Pi0Config, get_model_config, list_model_configs
 from pirl.text import convert, format_type
 
@@ -232,6 +233,13 @@ class _Reader:
         kind: Any = type(base)
         if "learner" in values:
             learner = values.pop("learner")
+            if ":" in str(learner) and learner not in LEARNERS:  # the user's own, module:Class or file.py:Class
+                own = self._checked("agent.learner", lambda: load_named(learner, "learner"))
+                if not (dataclasses.is_dataclass(own) and hasattr(own, "create")):
+                    raise ConfigError(
+                        f"{self._where('agent.learner')}: {learner} is not a dataclass of settings with a method create."
+                    )
+                LEARNERS[learner] = own
             kind = LEARNERS.get(str(learner))
             if kind is None:
                 known = f"{did_you_mean(str(learner), LEARNERS)}Known: {', '.join(LEARNERS)}."

@@ -19,7 +19,7 @@ from jaxtyping import Bool, Float64
 from pirl.agents.acrlpd import ACRLPDAgent
 from pirl.agents.bc import BCAgent
 from pirl.agents.common import Agent, Metrics
-from pirl.agents.config import ACRLPDConfig, RIPTConfig
+from pirl.agents.config import ACRLPDConfig, BCConfig, RIPTConfig
 from pirl.agents.ript import RIPTAgent
 from pirl.config import RLTrainConfig, check_data, to_plain
 from pirl.data import (
@@ -90,10 +90,10 @@ class Setup:
     @property
     def shape(self) -> ChunkShape:
         agent, chunk = self.config.agent, self.config.model.action_horizon
-        if isinstance(agent, ACRLPDConfig):
-            indicated = agent.actor_mode == "condition"
-            return ChunkShape(agent.horizon_length, chunk, indicated=indicated, discount=agent.discount)
-        return ChunkShape(chunk, chunk, sees_next=False)  # only critics look further
+        if (horizon := getattr(agent, "horizon_length", None)) is None:  # only critics look further
+            return ChunkShape(chunk, chunk, sees_next=False)
+        indicated = getattr(agent, "actor_mode", None) == "condition"
+        return ChunkShape(horizon, chunk, indicated=indicated, discount=getattr(agent, "discount", 1.0))
 
     def source(self, seed: int, *, held_out: bool = False) -> DatasetSource:
         """The dataset as something to draw from."""
@@ -308,7 +308,10 @@ def create_learner(config: RLTrainConfig, action_dim: int | None, policy: Pi0, r
         return ACRLPDAgent.create(config.agent, policy, rng, real_action_dim=action_dim)
     if isinstance(config.agent, RIPTConfig):
         return RIPTAgent.create(config.agent, policy, rng, real_action_dim=action_dim)
-    return BCAgent.create(config.agent, policy, rng, real_action_dim=action_dim)
+    if isinstance(config.agent, BCConfig):
+        return BCAgent.create(config.agent, policy, rng, real_action_dim=action_dim)
+    agent: Agent = config.agent.create(policy, rng, real_action_dim=action_dim)  # the user's own
+    return agent
 
 
 def create_agent(setup: Setup) -> Agent:
