@@ -1,10 +1,12 @@
 """Imports by name: the user's modules and classes, optional packages, and names that are loaded when they are used."""
 
+import ast
 import importlib
 import importlib.util
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -18,16 +20,16 @@ def is_installed(package: str) -> bool:
     return found is not None and found.origin is not None
 
 
-def lazy_names(
-    package: str, modules: Mapping[str, Sequence[str]]
-) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
-    """`__getattr__`, `__dir__` and `__all__` of a package whose names are loaded when they are used."""
-    module_of = {name: module for module, names in modules.items() for name in names}
+def lazy_names(package: str, file: str) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
+    """`__getattr__`, `__dir__` and `__all__` of a package whose `if TYPE_CHECKING` imports are loaded when used."""
+    nodes = (node for node in ast.walk(ast.parse(Path(file).read_bytes())) if isinstance(node, ast.ImportFrom))
+    own = [node for node in nodes if (node.module or "").startswith(f"{package}.")]
+    module_of = {alias.name: str(node.module) for node in own for alias in node.names}
 
     def load(name: str) -> Any:
         if name not in module_of:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        return getattr(importlib.import_module(f"{package}.{module_of[name]}"), name)
+        return getattr(importlib.import_module(module_of[name]), name)
 
     return load, lambda: sorted(module_of), list(module_of)
 

@@ -1,7 +1,8 @@
 """The configuration of a training run: schema, presets, YAML and options, checks. Names are loaded when they are used."""
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from pirl.imports import lazy_names
 
 if TYPE_CHECKING:
     from pirl.config.checks import check_config, check_data, check_layout, find_missing_room
@@ -31,9 +32,4 @@ if TYPE_CHECKING:
     )
 
 
-def __getattr__(name: str) -> Any:
-    """Find a public name; only the presets do not need JAX, which takes seconds to import."""
-    for module in ("presets", "schema", "io", "checks"):
-        if not name.startswith("_") and name in (names := vars(import_module(f"{__name__}.{module}"))):
-            return names[name]
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__, __dir__, __all__ = lazy_names(__name__, __file__)

@@ -235,7 +235,8 @@ class _Reader:
             learner = values.pop("learner")
             if ":" in str(learner) and learner not in LEARNERS:  # the user's own, module:Class or file.py:Class
                 own = self._checked("agent.learner", lambda: load_named(learner, "learner"))
-                if not (dataclasses.is_dataclass(own) and hasattr(own, "create")):
+                is_learner = dataclasses.is_dataclass(own) and hasattr(own, "create")
+                if not is_learner:
                     raise ConfigError(
                         f"{self._where('agent.learner')}: {learner} is not a dataclass of settings with a method create."
                     )

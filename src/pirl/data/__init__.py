@@ -20,22 +20,4 @@ if TYPE_CHECKING:
     from pirl.data.sampler import ChunkIndexSampler, ChunkSampler, DatasetSource, Loader
     from pirl.data.validate import check_dataset, scan_episodes
 
-__getattr__, __dir__, __all__ = lazy_names(
-    __name__,
-    {
-        "chunks": ["ChunkBatch", "ChunkShape", "Trajectories", "gather_chunks"],
-        "frame_cache": ["FrameCacheConfig", "delete_frame_cache", "list_frame_caches", "open_frames"],
-        "labels": ["Label", "merge_labels", "parse_episodes", "read_csv", "read_labels", "write_labels"],
-        "lerobot.reader": ["Dataset", "open_dataset"],
-        "lerobot.writer": ["DatasetWriter"],
-        "norm_stats": ["compute_norm_stats", "degenerate_dimensions"],
-        "outcomes": ["OutcomeConfig", "Outcomes", "read_outcomes"],
-        "policy_io": ["PolicyIO"],
-        "prepare": ["Selection", "dataset_norm_stats", "load_trajectories", "summarize"],
-        "problems": ["BrokenDatasetError", "Problem"],
-        "replay": ["Episode", "ReplayBuffer"],
-        "robots": ["Robot", "get_robot", "list_robots", "load_robot"],
-        "sampler": ["ChunkIndexSampler", "ChunkSampler", "DatasetSource", "Loader"],
-        "validate": ["check_dataset", "scan_episodes"],
-    },
-)
+__getattr__, __dir__, __all__ = lazy_names(__name__, __file__)

@@ -8,10 +8,4 @@ if TYPE_CHECKING:
     from pirl.interop.checkpoint import Checkpoint, load_policy, open_checkpoint, save_checkpoint, save_policy
     from pirl.interop.norm_stats import NormStats, read_norm_stats, write_norm_stats
 
-__getattr__, __dir__, __all__ = lazy_names(
-    __name__,
-    {
-        "checkpoint": ["Checkpoint", "load_policy", "open_checkpoint", "save_checkpoint", "save_policy"],
-        "norm_stats": ["NormStats", "read_norm_stats", "write_norm_stats"],
-    },
-)
+__getattr__, __dir__, __all__ = lazy_names(__name__, __file__)

@@ -28,16 +28,4 @@ if TYPE_CHECKING:
     )
     from pirl.models.tokenizer import Tokenizer, find_tokenizer
 
-__getattr__, __dir__, __all__ = lazy_names(
-    __name__,
-    {
-        "config": ["ExpertConfig", "LoraConfig", "Pi0Config", "VisionConfig", "get_model_config", "list_model_configs"],
-        "lora": ["merge_lora"],
-        "observation": ["GuidedObservation", "Observation", "preprocess"],
-        "pi0": [
-            *("Pi0", "Prefix", "abstract_model", "create_model", "expected_parameters", "get_parameters", "nest"),
-            *("sample_actions", "set_parameters"),
-        ],
-        "tokenizer": ["Tokenizer", "find_tokenizer"],
-    },
-)
+__getattr__, __dir__, __all__ = lazy_names(__name__, __file__)
