@@ -22,9 +22,8 @@ def test_sizes_and_times_are_told_in_their_largest_unit() -> None:
     assert {seconds: format_seconds(seconds) for seconds in times} == times
 
 
-@pytest.mark.parametrize(
-    ("text", "hint", "value"),
-    [
+def test_what_a_person_types_becomes_what_is_wanted() -> None:
+    wanted: list[tuple[Any, Any, Any]] = [
         ("1e3", int, 1000),
         (50.0, int, 50),
         (str(LARGEST - 1), int, LARGEST - 1),
@@ -37,23 +36,20 @@ def test_sizes_and_times_are_told_in_their_largest_unit() -> None:
         ("runs/here", Path, Path("runs/here")),
         ({"a": "1"}, Mapping[str, int], {"a": 1}),
         ([1, "x"], Any, [1, "x"]),
-    ],
-)
-def test_what_a_person_types_becomes_what_is_wanted(text: Any, hint: Any, value: Any) -> None:
-    found = convert(text, hint, texts=True)
-    assert (found, type(found)) == (value, type(value))
+    ]
+    for text, hint, value in wanted:
+        found = convert(text, hint, texts=True)
+        assert (found, type(found)) == (value, type(value)), text
 
 
-@pytest.mark.parametrize(
-    ("value", "hint"),
-    [
+def test_what_does_not_fit_is_refused() -> None:
+    unfit: list[tuple[Any, Any]] = [
         *(("nan", float), (math.nan, float), ("1.5", int), (str(LARGEST), int), (True, int), ("", int)),
         *(("1,2,3", tuple[int, int]), ("x", tuple[int, ...]), (True, Literal[1, 2]), (1, bool), ("a\0b", Path)),
-    ],
-)
-def test_what_does_not_fit_is_refused(value: Any, hint: Any) -> None:
-    with pytest.raises(ValueError, match="^"):
-        convert(value, hint, texts=True)
+    ]
+    for value, hint in unfit:
+        with pytest.raises(ValueError, match="^"):
+            convert(value, hint, texts=True)
 
 
 @given(st.one_of(st.integers(), st.floats(), st.booleans(), st.text()))

@@ -1,5 +1,7 @@
 """Search spaces are read as they are written, schedules are those worked out by hand, and what cannot work is refused."""
 
+import re
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -30,23 +32,20 @@ def test_the_field_says_what_a_range_is_of():
     }
 
 
-@pytest.mark.parametrize(
-    ("texts", "words"),
-    [
-        (["agent.discont=0.9,0.99"], "Did you mean agent.discount?"),
-        (["batch-size=0.5..8"], "should be a whole number"),
-        (["data.repo-id=1..2"], "takes no numbers, so it has no range"),
-        (["agent.discount=0.9,0.90"], "names 0.90 twice"),
-        (["seed=1,2"], "set twice"),
-        (["agent.discount=0.9,,1"], "at least two values"),
-        (["agent.discount=1..0.9"], "to a larger one"),
-        (["agent.discount=log:0.9"], "log:LOW..HIGH"),
-    ],
-)
-def test_a_parameter_that_cannot_be_searched_is_refused(texts, words):
-    with pytest.raises(UserError) as error:
-        space(*texts, given={"seed": "3"})
-    assert words in str(error.value)
+def test_a_parameter_that_cannot_be_searched_is_refused():
+    refused = {
+        "agent.discont=0.9,0.99": "Did you mean agent.discount?",
+        "batch-size=0.5..8": "should be a whole number",
+        "data.repo-id=1..2": "takes no numbers, so it has no range",
+        "agent.discount=0.9,0.90": "names 0.90 twice",
+        "seed=1,2": "set twice",
+        "agent.discount=0.9,,1": "at least two values",
+        "agent.discount=1..0.9": "to a larger one",
+        "agent.discount=log:0.9": "log:LOW..HIGH",
+    }
+    for text, words in refused.items():
+        with pytest.raises(UserError, match=re.escape(words)):
+            space(text, given={"seed": "3"})
 
 
 @given(st.floats(allow_nan=False, allow_infinity=False))
