@@ -2,7 +2,7 @@
 
 import difflib
 from collections.abc import Iterable
-from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
+from typing import Annotated, Literal, get_args, get_origin, get_type_hints
 
 
 class UserError(ValueError):
@@ -49,27 +49,34 @@ def in_one_line(error: BaseException) -> str:
     return lines[0][:300] if lines else type(error).__name__
 
 
+# Numbers with bounds, for the fields of a `Checked` dataclass.
+Count = Annotated[int, "[1, inf)"]
+NotNegative = Annotated[int, "[0, inf)"]
+Positive = Annotated[float, "(0, inf)"]
+Weight = Annotated[float, "[0, inf)"]
+Fraction = Annotated[float, "[0, 1)"]
+Share = Annotated[float, "(0, 1)"]
+
+
 class Checked:
-    """A dataclass whose numbers lie in the interval of their type, as in Annotated[int, "[1, inf)"]."""
+    """A dataclass whose Literal fields have one of their values, and whose numbers lie in the interval of their type."""
 
     def __post_init__(self) -> None:
-        check_fields(self)
+        for name, hint in get_type_hints(type(self), include_extras=True).items():
+            value = getattr(self, name)
+            if get_origin(hint) is Literal and value not in get_args(hint):
+                known = ", ".join(map(str, get_args(hint)))
+                raise ConfigError(f"{name} should be one of {known}; it is {value!r}.")
+            for part in (hint, *get_args(hint)):  # int, or int | None
+                if value is not None and get_origin(part) is Annotated:
+                    _check_interval(name, value, part.__metadata__[0])
 
 
-def check_fields(config: Any, **intervals: str) -> None:
-    """Raise if a Literal field of a dataclass has another value, or a number lies outside its interval, like "[0, 1)"."""
-    for name, hint in get_type_hints(type(config), include_extras=True).items():
-        if get_origin(hint) is Literal and getattr(config, name) not in get_args(hint):
-            known = ", ".join(map(str, get_args(hint)))
-            raise ConfigError(f"{name} should be one of {known}; it is {getattr(config, name)!r}.")
-        for part in (hint, *get_args(hint)):  # int, or int | None
-            if get_origin(part) is Annotated:
-                intervals[name] = part.__metadata__[0]
-    for name, interval in intervals.items():
-        value, (low, high) = getattr(config, name), map(float, interval[1:-1].split(","))
-        above = value is None or low < value or (interval[0] == "[" and value == low)
-        below = value is None or value < high or (interval[-1] == "]" and value == high)
-        if not (above and below):
-            bound = f"{'at least' if interval[0] == '[' else 'above'} {low:g}"
-            limit = f"in {interval}" if high < float("inf") else f"{bound} and finite" if value == high else bound
-            raise ConfigError(f"{name} = {value} should be {limit}.")
+def _check_interval(name: str, value: int | float, interval: str) -> None:
+    low, high = map(float, interval[1:-1].split(","))
+    above = low < value or (interval[0] == "[" and value == low)
+    below = value < high or (interval[-1] == "]" and value == high)
+    if not (above and below):
+        bound = f"{'at least' if interval[0] == '[' else 'above'} {low:g}"
+        limit = f"in {interval}" if high < float("inf") else f"{bound} and finite" if value == high else bound
+        raise ConfigError(f"{name} = {value} should be {limit}.")

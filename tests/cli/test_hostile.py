@@ -106,7 +106,7 @@ COMMANDS = [
     (f"{EXPERT} --env.observation", "--env.observation needs a value"),
     (f"{EXPERT} --env.id CartPole-v1 --env.adapter nothing:Here", "needs the module nothing"),
     (f"{EXPERT} --expert.aim-bais 3", "Did you mean --expert.aim-bias?"),
-    (f"{EXPERT} --expert.give-up 3", "error: expert.give_up = 3.0 should be between 0 and 1"),
+    (f"{EXPERT} --expert.give-up 3", "error: --expert: give_up = 3.0 should be in [0, 1]"),
     (f"{EXPERT} --expert.noise nan", "noise"),
     (f"{EXPERT} --env-options 3", "pirl eval has no option --env-options"),
     (f"{EXPERT} --guidance 2", "--guidance is for checkpoints; the scripted expert does not use it"),
@@ -218,7 +218,7 @@ FILES = [
     ("preset: demo\nonline: {prior_ratio: 1.5}", "online: prior_ratio = 1.5 should be in [0, 1]"),
     ("preset: demo\nonline: {utd_ratio: 0}", "online: utd_ratio = 0.0 should be above 0"),
     ("preset: demo\nhealth: {min_success_ratio: 1}", "health: min_success_ratio = 1.0 should be in [0, 1)"),
-    ("preset: demo\nrollout: {curriculum: {floor: 0}}", "curriculum.floor = 0.0 should be more than 0"),
+    ("preset: demo\nrollout: {curriculum: {floor: 0}}", "curriculum: floor = 0.0 should be in (0, 1]"),
 ]
 
 

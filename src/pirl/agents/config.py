@@ -1,9 +1,9 @@
 """Hyper-parameters of the learners."""
 
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
-from pirl.errors import ConfigError, check_fields
+from pirl.errors import Checked, ConfigError, Count, Fraction, NotNegative, Positive, Share, Weight
 from pirl.models.config import CriticConfig
 
 # What a flow loss averages over: all action dimensions and steps, padding included, as in OpenPI; or real ones only.
@@ -13,42 +13,36 @@ Aggregate = Literal["min", "mean", "subset_min", "lower_bound"]
 
 
 @dataclass(frozen=True)
-class OptimizerConfig:
+class OptimizerConfig(Checked):
     """AdamW with gradient clipping and a learning-rate schedule."""
 
-    peak_lr: float = 2.5e-5
+    peak_lr: Positive = 2.5e-5
     """Learning rate at the end of the warm-up."""
     schedule: Literal["cosine", "rsqrt", "constant"] = "cosine"
     """Schedule after the warm-up: cosine decay to end_lr, inverse square root, or constant."""
-    warmup_steps: int = 1_000
+    warmup_steps: NotNegative = 1_000
     """Updates of linear warm-up."""
     decay_steps: int = 30_000
     """Updates, including the warm-up, until the cosine reaches end_lr."""
-    end_lr: float = 2.5e-6
+    end_lr: Weight = 2.5e-6
     """Learning rate at the end of the cosine decay."""
-    timescale: float = 10_000.0
+    timescale: Positive = 10_000.0
     """rsqrt: updates after which the learning rate has fallen to 1/√2 of its peak."""
-    b1: float = 0.9
+    b1: Fraction = 0.9
     """Adam's β₁: decay of the first moment."""
-    b2: float = 0.95
+    b2: Fraction = 0.95
     """Adam's β₂: decay of the second moment."""
-    eps: float = 1e-8
+    eps: Positive = 1e-8
     """Adam's ε, added to the root of the second moment."""
-    weight_decay: float = 1e-10
+    weight_decay: Weight = 1e-10
     """Decoupled weight decay."""
-    clip_norm: float = 1.0
+    clip_norm: Positive = 1.0
     """Global gradient norm above which gradients are clipped."""
     moments_dtype: Literal["float32", "bfloat16"] = "float32"
     """Storage dtype of both moments; bfloat16 halves their memory. They are computed in float32."""
 
     def __post_init__(self) -> None:
-        positive, not_negative, fraction = "(0, inf)", "[0, inf)", "[0, 1)"
-        check_fields(
-            self,
-            **dict.fromkeys(("peak_lr", "timescale", "eps", "clip_norm"), positive),
-            **dict.fromkeys(("warmup_steps", "weight_decay", "end_lr"), not_negative),
-            **dict.fromkeys(("b1", "b2"), fraction),
-        )
+        super().__post_init__()
         if self.schedule == "cosine" and self.decay_steps <= self.warmup_steps:
             raise ConfigError(
                 f"decay_steps = {self.decay_steps} should exceed warmup_steps = {self.warmup_steps}, which it includes."
@@ -56,12 +50,12 @@ class OptimizerConfig:
 
 
 @dataclass(frozen=True)
-class BCConfig:
+class BCConfig(Checked):
     """Behavior cloning. The defaults are OpenPI's."""
 
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     """Optimizer of the policy."""
-    ema_decay: float | None = 0.99
+    ema_decay: Fraction | None = 0.99
     """Decay of the policy's EMA, which acts and is exported (none: the latest parameters do)."""
     freeze: tuple[str, ...] = ()
     """Frozen parts: vision, language, or regular expressions on parameter paths. LoRA freezes the base weights itself."""
@@ -69,53 +63,47 @@ class BCConfig:
     """Augment images as OpenPI does: crop, rotate, color jitter."""
     loss_over: LossOver = "all"
     """What the flow loss averages over: all action dimensions and steps, padding included, as in OpenPI; or real ones."""
-    denoising_steps: int = 10
+    denoising_steps: Count = 10
     """Euler steps of the flow when acting."""
-    accumulation_steps: int = 1
+    accumulation_steps: Count = 1
     """Gradient accumulation: parts of a batch that are processed one after the other."""
     acting_guidance: ClassVar[float] = 0.0
 
-    def __post_init__(self) -> None:
-        check_fields(self, ema_decay="[0, 1)", denoising_steps="[1, inf)", accumulation_steps="[1, inf)")
-
 
 @dataclass(frozen=True)
-class TemperatureConfig:
+class TemperatureConfig(Checked):
     """Temperature of the advantage weights exp(advantage / β)."""
 
-    beta: float = 0.1
+    beta: Positive = 0.1
     """The temperature β; its initial value if adaptive."""
     adaptive: bool = False
     """Adjust β so that the effective sample size of the weights stays at target_ess."""
-    target_ess: float = 0.5
+    target_ess: Share = 0.5
     """Target effective sample size, as a fraction of the batch."""
-    learning_rate: float = 0.01
+    learning_rate: Positive = 0.01
     """Learning rate of log β."""
-    max_weight: float = 100.0
+    max_weight: Positive = 100.0
     """Largest weight; larger ones are clipped."""
-
-    def __post_init__(self) -> None:
-        check_fields(self, target_ess="(0, 1)", **dict.fromkeys(("beta", "learning_rate", "max_weight"), "(0, inf)"))
 
 
 @dataclass(frozen=True)
-class ACRLPDConfig:
+class ACRLPDConfig(Checked):
     """ACRLPD: action-chunked RL with prior data, an actor-critic method."""
 
-    horizon_length: int = 10
+    horizon_length: Count = 10
     """Steps of a chunk that the critics value (H); at most the length of the policy's chunk."""
-    discount: float = 0.99
+    discount: Annotated[float, "[0, 1]"] = 0.99
     """Discount per step (γ)."""
-    num_action_samples: int = 4
+    num_action_samples: Count = 4
     """Chunks to sample from the policy for a target, for the baseline, and when acting (N)."""
-    num_acting_samples: int | None = None
+    num_acting_samples: Count | None = None
     """Chunks to sample when acting (none: num_action_samples)."""
-    denoising_steps: int = 10
+    denoising_steps: Count = 10
     """Euler steps of the flow for each sampled chunk."""
     aggregate: Aggregate = "mean"
     """How the values of the ensemble are combined; subset_min is the minimum of a random pair, lower_bound the mean minus
     pessimism times the standard deviation."""
-    pessimism: float = 0.5
+    pessimism: Weight = 0.5
     """How far below the mean the lower bound is, in standard deviations of the ensemble."""
     target: Literal["best_of_n", "expectile"] = "best_of_n"
     """What critics expect after a chunk: the value of the best of N sampled chunks, or an upper expectile over the chunks
@@ -123,26 +111,26 @@ class ACRLPDConfig:
     mc_lower_bound: bool = False
     """Raise what critics expect to the discounted Monte-Carlo return of the data where that is known. It speeds up the
     start; where outcomes are chance, it makes critics optimistic."""
-    expectile: float = 0.8
+    expectile: Share = 0.8
     """The expectile: 0.5 is the mean over the data, 1 the best in it."""
     actor_mode: Literal["awr", "distill", "condition", "bc"] = "awr"
     """Train the policy on chunks in the data weighted by advantage (awr); in each state on the best of that chunk and N
     samples of the start policy, weighted too (distill: critics read the start policy's encoder, whatever the policy's
     learns); on all chunks, with the sign of the advantage in the prompt (condition); or on all chunks equally (bc)."""
-    positive_fraction: float = 0.4
+    positive_fraction: Share = 0.4
     """condition: share of the chunks whose advantage counts as positive; the threshold follows the critics."""
-    cond_dropout: float = 0.3
+    cond_dropout: Fraction = 0.3
     """condition: fraction of chunks trained without the indicator in the prompt."""
-    guidance_weight: float = 1.0
+    guidance_weight: Weight = 1.0
     """condition: weight of the indicator when acting; 0 ignores it, 1 follows it (a prompt is all that takes), above 1
     extrapolates."""
     temperature: TemperatureConfig = field(default_factory=TemperatureConfig)
     """Temperature of the weights in actor_mode awr and distill; small against the spread of the advantages."""
-    critic_weight: float = 1.0
+    critic_weight: Weight = 1.0
     """Weight of the critic loss."""
-    actor_weight: float = 1.0
+    actor_weight: Weight = 1.0
     """Weight of the actor loss."""
-    bc_loss_weight: float = 0.0
+    bc_loss_weight: Weight = 0.0
     """Weight of an additional plain flow-matching loss."""
     bc_on: Literal["successes", "all"] = "successes"
     """Chunks that the additional flow-matching loss uses: those of successful episodes and those that a human chose
@@ -159,35 +147,25 @@ class ACRLPDConfig:
         )
     )
     """Optimizer of the critics."""
-    critic_warmup_steps: int = 0
+    critic_warmup_steps: NotNegative = 0
     """Updates that train only the critics, before the policy starts to train."""
-    actor_every: int = 1
+    actor_every: Count = 1
     """Train the policy in every N-th update only."""
-    target_update_rate: float = 0.005
+    target_update_rate: Annotated[float, "(0, 1]"] = 0.005
     """Rate at which the target critics follow the critics (τ)."""
-    policy_ema_decay: float | None = 0.99
+    policy_ema_decay: Fraction | None = 0.99
     """Decay of the policy's EMA, which acts and is exported (none: the latest parameters do)."""
-    critic_ema_decay: float = 0.99
+    critic_ema_decay: Fraction = 0.99
     """Decay of the critics' EMA, which chooses among samples when acting."""
     freeze: tuple[str, ...] = ()
     """Frozen parts of the policy: vision, language, or regular expressions on parameter paths."""
     augment: bool = True
     """Augment images as OpenPI does: crop, rotate, color jitter."""
-    accumulation_steps: int = 1
+    accumulation_steps: Count = 1
     """Gradient accumulation: parts of a batch that are processed one after the other."""
 
     def __post_init__(self) -> None:
-        counts = ("horizon_length", "num_action_samples", "num_acting_samples", "denoising_steps", "actor_every")
-        weights = ("critic_weight", "actor_weight", "bc_loss_weight", "critic_warmup_steps", "pessimism")
-        check_fields(
-            self,
-            **dict.fromkeys((*counts, "accumulation_steps"), "[1, inf)"),
-            **dict.fromkeys((*weights, "guidance_weight"), "[0, inf)"),
-            **dict.fromkeys(("policy_ema_decay", "critic_ema_decay", "cond_dropout"), "[0, 1)"),
-            **dict.fromkeys(("expectile", "positive_fraction"), "(0, 1)"),
-            discount="[0, 1]",
-            target_update_rate="(0, 1]",
-        )
+        super().__post_init__()
         if self.aggregate == "subset_min" and self.critic.num_critics < 2:
             raise ConfigError("aggregate = subset_min needs critic.num_critics of at least 2.")
 
@@ -202,7 +180,7 @@ class ACRLPDConfig:
 
 
 @dataclass(frozen=True)
-class RIPTConfig:
+class RIPTConfig(Checked):
     """RIPT: critic-free RL with leave-one-out advantages over rollouts from the same initial state."""
 
     weighting: Literal["signed", "positive", "exp", "guidance"] = "positive"
@@ -210,34 +188,34 @@ class RIPTConfig:
     others; exp weights all by exp(advantage / beta); guidance puts the sign of the advantage in the prompt."""
     normalize_advantages: bool = True
     """Divide advantages by their standard deviation over the episodes of an iteration."""
-    negative_weight: float = 0.25
+    negative_weight: Weight = 0.25
     """Weight of a failure relative to a success: 0.25 repels (signed) or teaches (guidance) a quarter as much."""
-    negative_clip: float = 1.0
+    negative_clip: Weight = 1.0
     """signed: negative advantages are clipped to minus this."""
-    negative_loss_limit: float = 1.0
+    negative_loss_limit: Positive = 1.0
     """signed: a chunk whose flow loss exceeds this is pushed no further, so the loss is bounded below."""
-    beta: float = 1.0
+    beta: Positive = 1.0
     """exp: temperature of the weights."""
-    max_weight: float = 20.0
+    max_weight: Positive = 20.0
     """exp: largest weight; larger ones are clipped."""
-    cond_dropout: float = 0.2
+    cond_dropout: Annotated[float, "[0, 1]"] = 0.2
     """guidance: fraction of chunks trained without the indicator in the prompt."""
-    guidance_weight: float = 2.0
+    guidance_weight: Weight = 2.0
     """guidance: weight of the indicator when acting; 0 ignores it, 1 follows it, above 1 extrapolates."""
-    rollout_guidance: float = 1.0
+    rollout_guidance: Weight = 1.0
     """guidance: the same weight in rollouts; 0 in the first iteration, where the policy does not know the indicator."""
-    num_epochs: int = 2
+    num_epochs: Count = 2
     """Passes over the chunks of an iteration."""
     chunks: Literal["decisions", "all"] = "decisions"
     """Chunks of a rollout to train on: those that start where the policy was queried, or all. The others start with
     actions decided some steps earlier; a policy that trains on them reacts later with every iteration."""
     batch_by: Literal["chunks", "groups"] = "chunks"
     """What batches are drawn from: all chunks of the iteration, or those of a few contexts at a time."""
-    bc_loss_weight: float = 0.0
+    bc_loss_weight: Weight = 0.0
     """Weight of plain flow matching on demonstrations, to prevent forgetting (0: no dataset is needed)."""
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     """Optimizer of the policy."""
-    ema_decay: float | None = 0.99
+    ema_decay: Fraction | None = 0.99
     """Decay of the policy's EMA, which acts and is exported (none: the latest parameters do)."""
     freeze: tuple[str, ...] = ()
     """Frozen parts: vision, language, or regular expressions on parameter paths. LoRA freezes the base weights itself."""
@@ -245,24 +223,16 @@ class RIPTConfig:
     """Augment images as OpenPI does: crop, rotate, color jitter."""
     loss_over: LossOver = "all"
     """What the flow loss averages over: all action dimensions and steps, padding included, as in OpenPI; or real ones."""
-    denoising_steps: int = 10
+    denoising_steps: Count = 10
     """Euler steps of the flow when acting."""
     rollout_solver: Literal["euler", "midpoint"] = "midpoint"
     """ODE solver of the flow in rollouts, with the same number of evaluations. Euler, which deployed policies use,
     samples a narrower distribution than the policy's; training on such samples would narrow it every iteration."""
-    accumulation_steps: int = 1
+    accumulation_steps: Count = 1
     """Gradient accumulation: parts of a batch that are processed one after the other."""
 
     def __post_init__(self) -> None:
-        not_negative = ("negative_weight", "negative_clip", "guidance_weight", "rollout_guidance", "bc_loss_weight")
-        check_fields(
-            self,
-            ema_decay="[0, 1)",
-            cond_dropout="[0, 1]",
-            **dict.fromkeys(not_negative, "[0, inf)"),
-            **dict.fromkeys(("beta", "max_weight", "negative_loss_limit"), "(0, inf)"),
-            **dict.fromkeys(("num_epochs", "denoising_steps", "accumulation_steps"), "[1, inf)"),
-        )
+        super().__post_init__()
         if self.rollout_solver == "midpoint" and self.denoising_steps % 2:
             raise ConfigError(f"denoising_steps = {self.denoising_steps} should be even for rollout_solver = midpoint.")
 

@@ -199,7 +199,10 @@ def _make(kind: Any, values: Mapping[str, Any], prefix: str = "") -> Any:
     for field in dataclasses.fields(kind):
         name = f"{prefix}{field.name}"
         if dataclasses.is_dataclass(hints[field.name]):
-            made[field.name] = _make(hints[field.name], values, f"{name}.")
+            try:
+                made[field.name] = _make(hints[field.name], values, f"{name}.")
+            except UserError as error:
+                raise UserError(f"--{name}: {error}") from error
         elif name in values:
             made[field.name] = values[name]
     return kind(**made)

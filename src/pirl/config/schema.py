@@ -8,16 +8,12 @@ from pirl.agents.config import ACRLPDConfig, BCConfig, RIPTConfig
 from pirl.data.outcomes import OutcomeConfig
 from pirl.data.prepare import Selection
 from pirl.envs.registry import CurriculumConfig, EnvConfig
-from pirl.errors import Checked, ConfigError
+from pirl.errors import Checked, ConfigError, Count, Fraction, NotNegative, Positive, Weight
 from pirl.models.config import Pi0Config
 
 AgentConfig = BCConfig | ACRLPDConfig | RIPTConfig
 LEARNERS: dict[str, type[AgentConfig]] = {"bc": BCConfig, "acrlpd": ACRLPDConfig, "ript": RIPTConfig}
 """The learners by their names in configurations."""
-_Count = Annotated[int, "[1, inf)"]
-_NotNegative = Annotated[int, "[0, inf)"]
-_Positive = Annotated[float, "(0, inf)"]
-_Fraction = Annotated[float, "[0, 1)"]
 
 
 @dataclass(frozen=True)
@@ -36,7 +32,7 @@ class DataConfig(Checked):
     bad_episodes: Literal["refuse", "skip"] = "refuse"
     """Episodes that cannot be trained on, such as one without its video: refuse to train, or train on the others, with a
     list of what is skipped. If more than half would be, training is refused either way."""
-    validation_fraction: _Fraction = 0.0
+    validation_fraction: Fraction = 0.0
     """Fraction of the episodes, chosen by the seed, to hold out from training for validation."""
     norm_stats: str = "dataset"
     """Normalization statistics of states and actions: computed from the dataset (dataset), those in the checkpoint
@@ -45,9 +41,9 @@ class DataConfig(Checked):
     """Asset id of the statistics in checkpoints, read and written (none: the checkpoint's, else the robot's name)."""
     frame_compression: Literal["none", "png", "jpeg"] = "none"
     """Compression of decoded frames in the cache: compressed frames take less disk space and load more slowly."""
-    prefetch: _NotNegative = 2
+    prefetch: NotNegative = 2
     """Batches to prepare ahead. The online phase does not prefetch."""
-    episodes_per_memory_pool: _Count | None = None
+    episodes_per_memory_pool: Count | None = None
     """Episodes whose frames are in use at the same time, for datasets larger than memory (none: all)."""
 
     def __post_init__(self) -> None:
@@ -61,21 +57,21 @@ class DataConfig(Checked):
 class OnlineConfig(Checked):
     """Online training on the policy's own episodes, after the offline updates."""
 
-    env_steps: _NotNegative = 0
+    env_steps: NotNegative = 0
     """Total environment steps (0: offline only)."""
-    utd_ratio: _Positive = 1.0
+    utd_ratio: Positive = 1.0
     """Updates per environment step."""
-    updates_per_scan: _Count = 1
+    updates_per_scan: Count = 1
     """Updates per compiled call (a scan over batches)."""
-    episodes_per_round: _Count = 16
+    episodes_per_round: Count = 16
     """Episodes to collect per round, between updates."""
     prior_ratio: Annotated[float, "[0, 1]"] = 0.5
     """Fraction of each batch that comes from the dataset; the rest comes from the replay buffer."""
-    capacity: _Count = 100_000
+    capacity: Count = 100_000
     """Capacity of the replay buffer in frames; the oldest episodes are evicted first."""
     in_memory: bool = True
     """Keep the images of the replay buffer in memory; otherwise read them from the run directory when sampled."""
-    seed: _NotNegative = 1
+    seed: NotNegative = 1
     """Seed of the online episodes' initial states. Must differ from evaluation.seed, whose states are held out."""
 
 
@@ -83,29 +79,29 @@ class OnlineConfig(Checked):
 class RolloutConfig(Checked):
     """RIPT's iterations and their rollouts."""
 
-    iterations: _NotNegative = 0
+    iterations: NotNegative = 0
     """Total iterations."""
-    groups: _Count = 8
+    groups: Count = 8
     """Groups of rollouts with mixed outcomes to train on per iteration."""
     attempts: Annotated[int, "[2, inf)"] = 8
     """Rollouts (attempts) per group, all from the same initial state."""
-    budget: _Count = 32
+    budget: Count = 32
     """Initial states to try at most per iteration to find these groups; then it continues with those it has found."""
     discount: Annotated[float, "(0, 1]"] = 1.0
     """Discount per step of a success's reward: below 1, quick successes count for more."""
     curriculum: CurriculumConfig = field(default_factory=CurriculumConfig)
     """Which initial states to try."""
-    seed: _NotNegative = 1
+    seed: NotNegative = 1
     """Seed of the initial states. Must differ from evaluation.seed, whose states are held out."""
     recheck: bool = True
     """After the updates, make one more rollout from each state that was trained on, to measure the improvement."""
-    max_barren: _Count = 5
+    max_barren: Count = 5
     """Consecutive iterations without a group of mixed outcomes after which the run ends."""
-    capacity: _Count = 100_000
+    capacity: Count = 100_000
     """Frames of an iteration to keep for training; groups beyond that are left out."""
     save_dataset: bool = False
     """Write all rollouts, labeled with their success, to the LeRobot dataset `rollouts` in the run directory."""
-    videos_every: _NotNegative = 0
+    videos_every: NotNegative = 0
     """Iterations between videos of successes and failures (0: none)."""
     backend: Literal["local", "ray"] = "local"
     """Where environments run: on this machine, or on a Ray cluster."""
@@ -117,21 +113,21 @@ class RolloutConfig(Checked):
 class EvaluationConfig(Checked):
     """When and how success is measured."""
 
-    every: _NotNegative = 0
+    every: NotNegative = 0
     """Updates (with RIPT: iterations) between evaluations (0: never)."""
-    episodes: _Count = 200
+    episodes: Count = 200
     """Episodes per evaluation."""
-    seed: _NotNegative = 0
+    seed: NotNegative = 0
     """Seed of the initial states; the same in every evaluation, so that results can be compared."""
-    execute_steps: _Count = 5
+    execute_steps: Count = 5
     """Actions of each chunk to execute before replanning, here and in training rollouts."""
-    envs: _Count | None = None
+    envs: Count | None = None
     """Environments to run in parallel (none: 16, or the number of cores if each needs a process)."""
     best_of_n: bool = True
     """Act as the learner does, with its critics choosing the best of N samples; otherwise as the exported policy does."""
-    videos: _NotNegative = 0
+    videos: NotNegative = 0
     """Episodes to record as video in each evaluation."""
-    timeout: _Positive = 120.0
+    timeout: Positive = 120.0
     """Seconds after which an environment that does not respond is restarted and its episode counted as lost."""
 
 
@@ -139,11 +135,11 @@ class EvaluationConfig(Checked):
 class CheckpointConfig(Checked):
     """When the train state and the policy are saved, and which are kept."""
 
-    every: _Count = 1_000
+    every: Count = 1_000
     """Updates (with RIPT: iterations) between checkpoints; the last update is always saved."""
-    max_to_keep: _Count = 2
+    max_to_keep: Count = 2
     """Newest checkpoints to keep, in addition to the best and the periodic ones."""
-    keep_period: _Count | None = None
+    keep_period: Count | None = None
     """Updates (with RIPT: iterations) between checkpoints that are never deleted (none: no such checkpoints)."""
     best_metric: str | None = None
     """Metric by which the best policy is also kept, such as eval/success (none: no such policy)."""
@@ -155,7 +151,7 @@ class CheckpointConfig(Checked):
 class LoggingConfig(Checked):
     """Where metrics go, in addition to the run directory and the terminal."""
 
-    every: _Count = 100
+    every: Count = 100
     """Updates between logged metrics."""
     tensorboard: bool = True
     """Write TensorBoard files, if TensorBoard is installed."""
@@ -175,9 +171,9 @@ class StoppingConfig(Checked):
     """Metric that has to improve, such as eval/success or val/loss (none: train to the end)."""
     mode: Literal["max", "min"] = "max"
     """Whether larger or smaller is better."""
-    patience: _Count = 5
+    patience: Count = 5
     """Measurements without improvement after which the run ends."""
-    min_delta: Annotated[float, "[0, inf)"] = 0.0
+    min_delta: Weight = 0.0
     """Smallest change that counts as an improvement."""
 
 
@@ -185,22 +181,22 @@ class StoppingConfig(Checked):
 class HealthConfig(Checked):
     """Handling of bad updates and collapsing policies."""
 
-    max_skipped: _Count = 10
+    max_skipped: Count = 10
     """Consecutive skipped updates (NaN, or a loss above the limit) after which the run stops."""
     loss_limit: Annotated[float, "(0, inf]"] = 1e6
     """Absolute loss above which an update is skipped."""
-    max_value_excess: Annotated[float, "[0, inf)"] = 0.25
+    max_value_excess: Weight = 0.25
     """ACRLPD: how far the mean of Q may leave the range of returns in the data, as a fraction of that range, before the
     run stops (0: not monitored)."""
-    min_success_ratio: _Fraction = 0.25
+    min_success_ratio: Fraction = 0.25
     """RIPT: fraction of the best iteration's success below which success counts as collapsed (0: not monitored)."""
     max_drift: Annotated[float, "(0, inf]"] | None = None
     """RIPT: largest allowed drift from the start policy (rollout/drift; none: not monitored)."""
-    min_speed_ratio: _Fraction = 0.0
+    min_speed_ratio: Fraction = 0.0
     """RIPT: fraction of the usual steps per second that is too slow, three times in a row (0: not monitored)."""
     action: Literal["stop", "rollback", "warn"] = "rollback"
     """RIPT: what to do then: stop; return to the last good checkpoint and continue with other rollouts; or only warn."""
-    max_rollbacks: _NotNegative = 2
+    max_rollbacks: NotNegative = 2
     """RIPT: rollbacks after which the run stops instead."""
 
 
@@ -254,17 +250,17 @@ class RLTrainConfig(Checked):
     """OpenPI checkpoint directory, or a run, to start from."""
     from_scratch: bool = False
     """Start from random parameters instead."""
-    steps: _NotNegative = 10_000
+    steps: NotNegative = 10_000
     """Offline updates (RIPT makes none)."""
-    batch_size: _Count = 32
+    batch_size: Count = 32
     """Global batch size: chunks per update, over all devices."""
-    validation_every: _NotNegative = 0
+    validation_every: NotNegative = 0
     """Updates between validations on the held-out episodes (0: never)."""
-    validation_batches: _Count = 8
+    validation_batches: Count = 8
     """Batches per validation."""
-    seed: _NotNegative = 0
+    seed: NotNegative = 0
     """Random seed of training."""
-    fsdp_devices: _Count = 1
+    fsdp_devices: Count = 1
     """Devices that share one copy of the parameters."""
     runs_dir: Path = Path("runs")
     """Directory for run directories."""

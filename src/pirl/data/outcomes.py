@@ -18,7 +18,7 @@ from pirl.data.labels import LABEL_FILE, Label, read_labels, yes_or_no
 from pirl.data.lerobot.reader import Dataset, is_beside
 from pirl.data.lerobot.rows import by_episode
 from pirl.data.problems import BrokenDatasetError, Problem
-from pirl.errors import check_fields
+from pirl.errors import Checked
 
 REWARD_COLUMN = "next.reward"
 # LeRobot's own name first; then RLinf's, what many write by hand, that of DROID, and that of Evo-RL's recorder.
@@ -31,7 +31,7 @@ _LABEL_ALL = "; or label all episodes (pirl data label), which is believed befor
 
 
 @dataclass(frozen=True)
-class OutcomeConfig:
+class OutcomeConfig(Checked):
     """What counts as reward, and how the end of an episode is understood."""
 
     reward: Literal["sparse", "step_penalty", "raw"] = "sparse"
@@ -51,9 +51,6 @@ class OutcomeConfig:
     success_threshold: float | None = None
     """An episode succeeds with the first reward of at least this much; for rewards such as 0 and 100, or of several
     stages. No success column is read then."""
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
 
 @dataclass(frozen=True)

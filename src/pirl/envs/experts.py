@@ -2,39 +2,32 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 from jaxtyping import Float, Float32
 
-from pirl.errors import ConfigError
+from pirl.errors import Checked, NotNegative, Weight
 
 Action = Float32[np.ndarray, " action_dim"]
 
 
 @dataclass(frozen=True)
-class ExpertConfig:
+class ExpertConfig(Checked):
     """The quality of a scripted expert. The defaults are its best; each flaw causes a different kind of failure."""
 
-    aim_bias: float = 0.0
+    aim_bias: Weight = 0.0
     """Standard deviation of its aiming error, in metres; drawn once per episode."""
-    noise: float = 0.0
+    noise: Weight = 0.0
     """Standard deviation of the action noise, as a fraction of the largest motion of one step."""
-    delay: int = 0
+    delay: NotNegative = 0
     """It starts up to this many steps late."""
-    detour: int = 0
+    detour: NotNegative = 0
     """At some point of the episode it wanders off in a random direction for up to this many steps."""
-    give_up: float = 0.0
+    give_up: Annotated[float, "[0, 1]"] = 0.0
     """Probability that it gives up at some point of the episode."""
-    flawed: float = 1.0
+    flawed: Annotated[float, "[0, 1]"] = 1.0
     """Fraction of the episodes with these flaws; in the others it does its best."""
-
-    def __post_init__(self) -> None:
-        for name in ("aim_bias", "noise", "delay", "detour"):
-            if not 0 <= getattr(self, name) < np.inf:
-                raise ConfigError(f"expert.{name} = {getattr(self, name)} should be zero or more.")
-        for name in ("give_up", "flawed"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise ConfigError(f"expert.{name} = {getattr(self, name)} should be between 0 and 1.")
 
 
 @dataclass(frozen=True)

@@ -3,18 +3,17 @@
 import ast
 import importlib
 import inspect
-import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 import gymnasium
 from gymnasium.envs.registration import EnvSpec, load_env_creator
 
 from pirl.envs.adapter import EnvAdapter
 from pirl.envs.base import TASKS_APART, RobotEnv
-from pirl.errors import ConfigError, EnvError, UserError, did_you_mean
+from pirl.errors import Checked, ConfigError, EnvError, Fraction, Share, UserError, Weight, did_you_mean
 from pirl.imports import load_module, load_named
 from pirl.text import convert, format_type
 
@@ -36,33 +35,20 @@ class EnvConfig:
 
 
 @dataclass(frozen=True)
-class CurriculumConfig:
+class CurriculumConfig(Checked):
     """How contexts are chosen. The defaults suit about eight attempts at each."""
 
-    initial_states: int | None = None
+    initial_states: Annotated[int, f"[1, {TASKS_APART}]"] | None = None
     """Number of initial states per task to learn from, each with its own success rate. By default every group of
     attempts has a new initial state, and success rates are kept per task."""
-    success_rate_target: float = 0.5
+    success_rate_target: Share = 0.5
     """Contexts whose success rate is near this value are drawn most often."""
-    sharpness: float = 16.0
+    sharpness: Weight = 16.0
     """How quickly the probability falls with the distance from the target; 0 draws all contexts equally often."""
-    floor: float = 0.05
+    floor: Annotated[float, "(0, 1]"] = 0.05
     """Relative probability of contexts far from the target (1 at the target)."""
-    memory: float = 0.5
+    memory: Fraction = 0.5
     """Decay of the running success rates: the weight of the old value when a new one is recorded."""
-
-    def __post_init__(self) -> None:
-        states = self.initial_states
-        checks = (
-            ("initial_states", states is None or 1 <= states <= TASKS_APART, f"1 to {TASKS_APART}, or left out"),
-            ("success_rate_target", 0 < self.success_rate_target < 1, "more than 0 and less than 1"),
-            ("sharpness", 0 <= self.sharpness < math.inf, "0 or more"),
-            ("floor", 0 < self.floor <= 1, "more than 0 and at most 1"),
-            ("memory", 0 <= self.memory < 1, "at least 0 and less than 1"),
-        )
-        for name, is_valid, expected in checks:
-            if not is_valid:
-                raise ConfigError(f"curriculum.{name} = {getattr(self, name)} should be {expected}.")
 
 
 @dataclass(frozen=True)

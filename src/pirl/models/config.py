@@ -3,9 +3,9 @@
 import dataclasses
 import re
 from dataclasses import dataclass
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
-from pirl.errors import ConfigError, check_fields, did_you_mean
+from pirl.errors import Checked, ConfigError, Count, Fraction, NotNegative, Positive, did_you_mean
 
 DType = Literal["float32", "bfloat16"]
 Remat = Literal["none", "full", "dots", "weight_dots"]
@@ -15,15 +15,12 @@ OPENPI_CAMERAS = ("base_0_rgb", "left_wrist_0_rgb", "right_wrist_0_rgb")
 
 
 @dataclass(frozen=True)
-class LoraConfig:
+class LoraConfig(Checked):
     """A low-rank update of a frozen weight."""
 
-    rank: int
-    alpha: float = 1.0
+    rank: Count
+    alpha: Positive = 1.0
     rank_stabilized: bool = False
-
-    def __post_init__(self) -> None:
-        check_fields(self, rank="[1, inf)", alpha="(0, inf)")
 
     @property
     def scale(self) -> float:
@@ -32,21 +29,20 @@ class LoraConfig:
 
 
 @dataclass(frozen=True)
-class ExpertConfig:
+class ExpertConfig(Checked):
     """One of the two experts of the transformer. Depth, heads and head size must agree between the two."""
 
-    width: int
-    depth: int
-    mlp_dim: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
+    width: Count
+    depth: Count
+    mlp_dim: Count
+    num_heads: Count
+    num_kv_heads: Count
+    head_dim: Count
     attention_lora: LoraConfig | None = None
     mlp_lora: LoraConfig | None = None
 
     def __post_init__(self) -> None:
-        sizes = ("width", "depth", "mlp_dim", "num_heads", "num_kv_heads", "head_dim")
-        check_fields(self, **dict.fromkeys(sizes, "[1, inf)"))
+        super().__post_init__()
         if self.num_heads % self.num_kv_heads:
             raise ConfigError(
                 f"num_heads = {self.num_heads} should be a multiple of num_kv_heads = {self.num_kv_heads}."
@@ -65,17 +61,17 @@ class ExpertConfig:
 
 
 @dataclass(frozen=True)
-class VisionConfig:
+class VisionConfig(Checked):
     """The SigLIP vision tower; its output width is that of the first expert."""
 
-    width: int
-    depth: int
-    mlp_dim: int
-    num_heads: int
+    width: Count
+    depth: Count
+    mlp_dim: Count
+    num_heads: Count
     patch_size: tuple[int, int]
 
     def __post_init__(self) -> None:
-        check_fields(self, **dict.fromkeys(("width", "depth", "mlp_dim", "num_heads"), "[1, inf)"))
+        super().__post_init__()
         if min(self.patch_size) < 1:
             raise ConfigError(f"patch_size should be positive; it is {self.patch_size}.")
         if self.width % self.num_heads:
@@ -83,23 +79,23 @@ class VisionConfig:
 
 
 @dataclass(frozen=True)
-class Pi0Config:
+class Pi0Config(Checked):
     """Architecture of a policy. The defaults outside the networks are OpenPI's."""
 
     vision: VisionConfig
     language: ExpertConfig
     action_expert: ExpertConfig
-    vocab_size: int = 257_152
+    vocab_size: Count = 257_152
     """Tokens in the vocabulary."""
     pi05: bool = False
     """π₀.₅: flow time conditions the action expert's norms; the state is part of the prompt, or not used."""
     discrete_state_input: bool = False
     """The prompt contains the state in 256 bins (π₀.₅ only). Off for π₀.₅ LIBERO, which sees no state."""
-    action_dim: int = 32
+    action_dim: Count = 32
     """Width of states and actions; narrower ones are padded with zeros."""
-    action_horizon: int = 50
+    action_horizon: Count = 50
     """Steps of an action chunk."""
-    max_token_len: int = 48
+    max_token_len: NotNegative = 48
     """Longest prompt in tokens (0: no prompt)."""
     cameras: tuple[str, ...] = OPENPI_CAMERAS
     """Without cameras the policy has no vision tower; without a prompt too, the prefix is empty."""
@@ -116,8 +112,7 @@ class Pi0Config:
     """The public SentencePiece file of π₀ (paligemma), or the vocabulary inside this package (tiny)."""
 
     def __post_init__(self) -> None:
-        sizes = ("vocab_size", "action_dim", "action_horizon")
-        check_fields(self, **dict.fromkeys(sizes, "[1, inf)"), max_token_len="[0, inf)")
+        super().__post_init__()
         first, second = self.language, self.action_expert
         for field in ("depth", "num_heads", "num_kv_heads", "head_dim"):
             if getattr(first, field) != getattr(second, field):
@@ -195,40 +190,34 @@ def _from_plain(kind: type, data: Any, where: str) -> Any:
         raise ConfigError(f"model description: {where} cannot be read: {error}.") from error
 
 
-# --- presets -----------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
-class CriticConfig:
+class CriticConfig(Checked):
     """Architecture of the critics, and how they represent values."""
 
-    num_critics: int = 2
+    num_critics: Count = 2
     """Critics in the ensemble."""
     hidden_dims: tuple[int, ...] = (512, 512, 512, 512)
     """Widths of the hidden layers, each with LayerNorm before its activation."""
-    dropout: float = 0.0
+    dropout: Fraction = 0.0
     """Dropout rate of the hidden layers in training."""
-    num_queries: int = 4
+    num_queries: Count = 4
     """Queries by which each critic reads the policy's prefix (its cached keys and values)."""
-    query_width: int = 64
+    query_width: Count = 64
     """Width of each query and of what it reads."""
-    num_heads: int = 4
+    num_heads: Count = 4
     """Attention heads of the queries."""
     loss: Literal["huber", "bce", "hl_gauss"] = "huber"
     """Regression of the value (huber); cross-entropy of its place in value_range (bce); or cross-entropy of num_bins
     bins over value_range against the target smoothed by a Gaussian (hl_gauss)."""
-    huber_delta: float = 1.0
+    huber_delta: Positive = 1.0
     """Huber threshold: larger errors count linearly."""
     value_range: tuple[float, float] = (0.0, 1.0)
     """Lowest and highest value that bce and hl_gauss can express: the range of returns."""
-    num_bins: int = 101
+    num_bins: Annotated[int, "[2, inf)"] = 101
     """Bins of hl_gauss."""
 
     def __post_init__(self) -> None:
-        counts = ("num_critics", "num_queries", "query_width", "num_heads")
-        check_fields(
-            self, **dict.fromkeys(counts, "[1, inf)"), dropout="[0, 1)", huber_delta="(0, inf)", num_bins="[2, inf)"
-        )
+        super().__post_init__()
         if not self.hidden_dims or min(self.hidden_dims) < 1:
             raise ConfigError(f"critic.hidden_dims should be positive widths; it is {self.hidden_dims}.")
         if self.query_width % self.num_heads:
@@ -243,6 +232,8 @@ class CriticConfig:
         """Numbers by which a network expresses a value."""
         return self.num_bins if self.loss == "hl_gauss" else 1
 
+
+# --- presets -----------------------------------------------------------------------------------------------------
 
 # Two critics of 20 M parameters each on π₀'s prefix, and ten small ones.
 LARGE_CRITICS = CriticConfig(num_critics=2, hidden_dims=(1024,) * 4, query_width=512, num_heads=8)
