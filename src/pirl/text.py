@@ -1,11 +1,14 @@
 """Text for people: sizes and times, values of an annotated type as they are typed, and what such a type takes."""
 
 import contextlib
+import dataclasses
 import re
 import types
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from pirl.errors import ConfigError, did_you_mean
 
 BOOLS = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
 SIGNIFICANT = 0.05  # a difference whose p value is below this is called significant
@@ -76,6 +79,31 @@ def convert(value: Any, hint: Any, *, texts: bool) -> Any:
     else:
         return _convert_simple(value, origin or hint, texts)
     raise ValueError
+
+
+def read_dataclass(kind: type, data: Any, what: str) -> Any:
+    """A dataclass, and those in it, from a mapping of JSON; what is unknown, missing or of another type is named."""
+    if not isinstance(data, Mapping):
+        raise ConfigError(f"{what} should be described by a mapping; it is {data!r:.60}.")
+    hints, values = get_type_hints(kind), {}
+    optional = {field.name for field in dataclasses.fields(kind) if field.default is not dataclasses.MISSING}
+    for name, value in data.items():
+        if name not in hints:
+            question = did_you_mean(str(name), hints)
+            raise ConfigError(f"{what} has an unknown field {name!r}. {question}Known: {', '.join(hints)}.")
+        if value is None and name in optional:
+            continue
+        hint = hints[name]
+        if nested := [part for part in (hint, *get_args(hint)) if dataclasses.is_dataclass(part)]:
+            values[name] = read_dataclass(nested[0], value, f"{what}.{name}")  # type: ignore[arg-type]
+            continue
+        try:
+            values[name] = convert(value, hint, texts=False)
+        except ValueError:
+            raise ConfigError(f"{what}: {name} should be {format_type(hint)}; it is {value!r:.60}.") from None
+    if missing := [name for name in hints if name not in optional and name not in data]:
+        raise ConfigError(f"{what} lacks {', '.join(missing)}.")
+    return kind(**values)
 
 
 def _numbers(text: str) -> list[int]:

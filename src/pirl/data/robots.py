@@ -6,12 +6,12 @@ import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, get_type_hints
+from typing import Any, Literal
 
 from pirl.data.transforms import ALOHA_DIM, AlohaJoints, DeltaActions, Pipeline, make_mask
 from pirl.errors import ConfigError, did_you_mean
 from pirl.imports import load_named
-from pirl.text import convert, format_type
+from pirl.text import read_dataclass
 
 Adapt = Literal["none", "aloha"]
 _MAX_DIMENSIONS = 10_000
@@ -76,26 +76,9 @@ class Robot:
     @classmethod
     def from_dict(cls, data: Any) -> "Robot":
         """Read a robot from a configuration file; what is unknown, missing or of the wrong type is named."""
-        if not isinstance(data, Mapping):
-            raise ConfigError(f"a robot is described by a mapping; got {data!r:.60}.")
-        where = f"robot {data['name']!r}" if "name" in data else "a robot's description"
-        hints, defaults = get_type_hints(cls), {field.name: field.default for field in dataclasses.fields(cls)}
-        fields: dict[str, Any] = {}
-        for key, value in data.items():
-            if key not in hints:
-                raise ConfigError(
-                    f"{where} has an unknown field {key!r}. {did_you_mean(str(key), hints)}Known: {', '.join(hints)}."
-                )
-            if value is None and defaults[key] is not dataclasses.MISSING:
-                continue
-            try:
-                fields[key] = convert(value, hints[key], texts=False)
-            except ValueError:
-                wanted = format_type(hints[key])
-                raise ConfigError(f"{where}: {key} should be {wanted}; it is {value!r:.60}.") from None
-        if missing := [name for name, value in defaults.items() if value is dataclasses.MISSING and name not in data]:
-            raise ConfigError(f"{where} lacks {', '.join(missing)}.")
-        return cls(**fields)
+        is_named = isinstance(data, Mapping) and "name" in data
+        robot: Robot = read_dataclass(cls, data, f"robot {data['name']!r}" if is_named else "a robot")
+        return robot
 
 
 # --- presets -----------------------------------------------------------------------------------------------------

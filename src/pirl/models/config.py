@@ -3,9 +3,10 @@
 import dataclasses
 import re
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal
 
 from pirl.errors import Checked, ConfigError, Count, Fraction, NotNegative, Positive, did_you_mean
+from pirl.text import read_dataclass
 
 DType = Literal["float32", "bfloat16"]
 Remat = Literal["none", "full", "dots", "weight_dots"]
@@ -162,32 +163,8 @@ class Pi0Config(Checked):
     @classmethod
     def from_dict(cls, data: Any) -> "Pi0Config":
         """Read what `to_dict` wrote, also after a way through JSON; an unknown or missing field is named."""
-        return _from_plain(cls, data, "model")
-
-
-def _from_plain(kind: type, data: Any, where: str) -> Any:
-    """A dataclass from a mapping, nested ones included, with JSON's lists as tuples."""
-    if not isinstance(data, dict):
-        raise ConfigError(f"model description: {where} should be a mapping; it is {data!r:.60}.")
-    hints, fields = get_type_hints(kind), {}
-    if unknown := sorted(set(data) - set(hints)):
-        raise ConfigError(f"model description: {where} has unknown fields {unknown}: another version's?")
-    for name, value in data.items():
-        hint, at = hints[name], f"{where}.{name}"
-        nested: list[Any] = [part for part in (hint, *get_args(hint)) if dataclasses.is_dataclass(part)]
-        if nested and (value is not None or nested[0] is hint):
-            value = _from_plain(nested[0], value, at)
-        elif get_origin(hint) is tuple:
-            if not isinstance(value, list | tuple) or any(type(entry) is not get_args(hint)[0] for entry in value):
-                raise ConfigError(f"model description: {at} should be a list; it is {value!r:.60}.")
-            value = tuple(value)
-        elif hint in (int, bool, str) and type(value) is not hint:  # by type, since True is an int
-            raise ConfigError(f"model description: {at} should be of type {hint.__name__}; it is {value!r:.60}.")
-        fields[name] = value
-    try:
-        return kind(**fields)
-    except TypeError as error:
-        raise ConfigError(f"model description: {where} cannot be read: {error}.") from error
+        model: Pi0Config = read_dataclass(cls, data, "model description: model")
+        return model
 
 
 @dataclass(frozen=True)
