@@ -38,7 +38,7 @@ def pirl(*arguments: object) -> None:
     assert not end.value.code, arguments
 
 
-@pytest.mark.usefixtures("one_device")
+@pytest.mark.usefixtures("one_device", "unchecked_signatures")  # which know pirl's own learners only
 def test_what_pirl_does_not_know_is_trained_evaluated_and_resumed(workplace):
     pirl("collect", *ENV, "--policy", "expert", "--episodes", 4, "--out", "data", "--storage", "image")
     own = ("--data.repo-id", "data", *ENV, "--data.robot", "blind.json", "--agent", LEARNER)
