@@ -16,9 +16,9 @@ from pathlib import Path
 import jax
 import orbax.checkpoint as ocp
 
+from pirl.files import check_files, read_record, write_record
 from pirl.interop.orbax import quiet_orbax
 from pirl.models.pi0 import nest
-from pirl.training.checkpoints import check_files, make_record, read_record, write_record
 from pirl.training.sharding import named_leaves
 
 
@@ -33,13 +33,14 @@ def main() -> None:
     leaves = named_leaves({f"part_{index}": jax.random.normal(key, (width, width)) for index, key in enumerate(keys)})
     seconds: dict[str, list[float]] = {"save": [], "write": [], "check": []}
     with tempfile.TemporaryDirectory() as place, quiet_orbax(), ocp.PyTreeCheckpointer() as checkpointer:
-        directory = Path(place) / "state"
+        directory = Path(place) / "5"
+        record = directory / "state.json"
         for _ in range(options.rounds):
             shutil.rmtree(directory, ignore_errors=True)
             steps: dict[str, Callable[[], object]] = {
-                "save": lambda: checkpointer.save(directory / "arrays", nest(leaves)),
-                "write": lambda: write_record(directory, make_record(leaves, {})),
-                "check": lambda: check_files(directory, read_record(directory)),
+                "save": lambda: checkpointer.save(directory / "train_state", nest(leaves)),
+                "write": lambda: write_record(record, {}),
+                "check": lambda: check_files(directory, read_record(record)),
             }
             for name, step in steps.items():
                 began = time.process_time()

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pirl.envs.evaluation import wilson
+from pirl.run_files import saved_steps
 
 Arguments = tuple[object, ...]
 Method = Callable[[], tuple[int, int]]
@@ -110,7 +111,7 @@ def filtered_bc(work: Work, steps: int) -> tuple[int, int]:
     if not (own / "meta" / "info.json").exists():
         how = ("--execute-steps", "5", "--envs", "64", "--storage", "image", "--seed", work.seed + 1)
         pirl("collect", *ENV, "--policy", work.start, "--env-steps", steps, *how, "--out", own)
-    updates = max(int(entry.name) for entry in (work.run("positive") / "checkpoints" / "state").iterdir())
+    updates = max(saved_steps(work.run("positive") / "checkpoints"))
     options: Arguments = ("--checkpoint", work.start, "--from-scratch", "false", "--data.norm-stats", "checkpoint")
     options += ("--data.repo-id", own, "--data.selection.success", "true", "--steps", updates, "--batch-size", 64)
     options += ("--agent.optimizer.peak-lr", "3e-4", "--agent.optimizer.schedule", "constant", "--seed", work.seed)

@@ -149,11 +149,12 @@ def read_metrics(place: Path, data: bytes) -> None:
 
 def read_record(place: Path, data: bytes) -> None:
     """What is written beside the arrays of a full state."""
-    from pirl.training.checkpoints import DamageError, check_files, check_leaves, read_record
+    from pirl.files import DamageError, check_files, read_record
+    from pirl.training.checkpoints import check_leaves
 
     _write(place / "state.json", data)
     with contextlib.suppress(DamageError):
-        record = read_record(place)
+        record = read_record(place / "state.json")
         check_files(place, record)
         check_leaves(place, record, {})
 
@@ -220,7 +221,7 @@ _SOUND: dict[str, dict[str, Any]] = {
     "read_norm_stats": {"norm_stats": {"state": _STATS, "actions": _STATS}},
     "read_labels": {"episode": 0, "success": True, "reward": 0.5, "truncated": False, "length": 7},
     "read_metrics": {"step": 1, "loss": 0.5, "note": None},
-    "read_record": {"leaves": {"a": [[2, 3], "float32"]}, "files": {"a/b": [1, 0]}, "step": 3, "checksum": 0},
+    "read_record": {"leaves": {"a": [[2, 3], "float32", "b"]}, "files": {"a/b": [1, 0]}, "step": 3, "checksum": 0},
 }
 
 

@@ -20,12 +20,12 @@ from pirl.cli.main import parse  # noqa: E402
 
 def make_run(directory: Path, metrics: str = '{"step": 8}\n', step: int = 8, **arrays: np.ndarray) -> Path:
     """What is looked at in a finished run."""
-    state, policy = (directory / "checkpoints" / kind / str(step) for kind in ("state", "policy"))
+    checkpoint = directory / "checkpoints" / str(step)
     with ocp.PyTreeCheckpointer() as writer:
-        writer.save(state / "arrays", {"a": jnp.zeros(3), **arrays})
-        writer.save(policy / "params", {"params": {"b": jnp.ones(2)}})
+        writer.save(checkpoint / "train_state", {"a": jnp.zeros(3), **arrays})
+        writer.save(checkpoint / "params", {"params": {"b": jnp.ones(2)}})
     host = {"parts": {"log": {"metrics": {"metrics": 1, "timing": len(directory.name)}}}}
-    (state / "state.json").write_text(json.dumps({"host": host}))
+    (checkpoint / "state.json").write_text(json.dumps({"host": host}))
     (directory / "metrics.jsonl").write_text(metrics)
     return directory
 

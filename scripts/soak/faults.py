@@ -127,7 +127,7 @@ def moment(fault: str, run: Path, segment: Segment, line: int, chance: random.Ra
         if choice < 0.25:
             return lambda: segment.seconds > after
         if choice < 0.5:
-            return lambda: segment.is_learning and any((run / "checkpoints" / "state").glob(".*.partial"))
+            return lambda: segment.is_learning and any((run / "checkpoints").glob(".*.partial*"))
     needed = 2 if fault == "damaged checkpoint" else 0
     return lambda: segment.is_learning and lines_in(run) >= line and len(states(run)) >= needed
 

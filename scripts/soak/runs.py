@@ -14,6 +14,8 @@ from typing import Any
 
 import numpy as np
 
+from pirl.run_files import saved_steps
+
 CLOCK = Path(__file__).parent / "clock"
 _POLL = 0.1  # seconds
 _MARK = "SOAK_MARK"
@@ -204,9 +206,8 @@ def lines_in(run: Path) -> int:
 
 
 def states(run: Path) -> list[Path]:
-    """The full states of a run that have their name, oldest first."""
-    found = [entry for entry in (run / "checkpoints" / "state").glob("*") if entry.name.isdecimal()]
-    return sorted(found, key=lambda entry: int(entry.name))
+    """The checkpoints that a run can be resumed from, oldest first."""
+    return [run / "checkpoints" / str(step) for step in saved_steps(run / "checkpoints", resumable=True)]
 
 
 def differences(run: Path, reference: Path) -> list[str]:
@@ -217,9 +218,8 @@ def differences(run: Path, reference: Path) -> list[str]:
     if newest.name != expected.name:
         return [f"the last state is of step {newest.name} instead of {expected.name}"]
     found = [] if _host(newest) == _host(expected) else ["the state's host part"]
-    policy = Path("checkpoints") / "policy" / newest.name / "params"
-    for left, right in ((newest / "arrays", expected / "arrays"), (run / policy, reference / policy)):
-        ours, theirs = _arrays(left), _arrays(right)
+    for part in ("train_state", "params"):
+        ours, theirs = _arrays(newest / part), _arrays(expected / part)
         names = ours.keys() | theirs.keys()
         found += sorted(name for name in names if not _same(ours.get(name), theirs.get(name)))
     return found

@@ -1,16 +1,25 @@
 """Files and directories that appear whole or not at all, and paths as people write them."""
 
+import concurrent.futures
 import contextlib
 import errno
+import json
+import math
 import os
 import re
 import secrets
 import shutil
 import time
-from collections.abc import Iterator
+import zlib
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
-from pirl.errors import DataError, UserError
+from pirl.errors import DataError, UserError, in_one_line
+
+
+class DamageError(Exception):
+    """Why what was written cannot be read."""
 
 
 def expand_home(path: str | os.PathLike[str]) -> Path:
@@ -110,6 +119,61 @@ def remove_directory(directory: Path, patience_s: float = 10.0) -> None:
     while directory.exists() and time.monotonic() < give_up:
         shutil.rmtree(directory, ignore_errors=True)
         time.sleep(0.01)
+
+
+def write_record(file: Path, record: Mapping[str, Any]) -> None:
+    """Write a record beside files, with the sizes and checksums of all of them; all survives a power failure then."""
+    directory = file.parent
+    files = {str(path.relative_to(directory)): path for path in directory.rglob("*") if path.is_file()}
+    sizes = [path.stat().st_size for path in files.values()]
+    whole = {**record, "files": dict(zip(files, zip(sizes, _checksums(files.values()), strict=True), strict=True))}
+    file.write_text(json.dumps({**whole, "checksum": zlib.crc32(json.dumps(whole).encode())}), encoding="utf-8")
+    for path in (directory, *directory.rglob("*")):
+        _fsync(path)
+
+
+def read_record(file: Path) -> dict[str, Any]:
+    """The record in a file; raises a DamageError if it is not as it was written."""
+    try:
+        record = json.loads(file.read_text(encoding="utf-8"))
+        checksum = record.pop("checksum")
+    except (OSError, ValueError, RecursionError, AttributeError, TypeError, KeyError) as error:
+        raise DamageError(f"{file.name} cannot be read ({in_one_line(error)})") from error
+    if checksum != zlib.crc32(json.dumps(record).encode()):
+        raise DamageError(f"{file.name} does not hold what was written")
+    return dict(record)
+
+
+def check_files(directory: Path, record: Mapping[str, Any], *, contents_up_to: float = math.inf) -> None:
+    """Raise a DamageError if a file is missing, of another size, or (those up to so many bytes) changed."""
+    for name, (size, _) in record["files"].items():
+        file = directory / name
+        if not file.is_file():
+            raise DamageError(f"{name} is missing")
+        if (found := file.stat().st_size) != size:
+            raise DamageError(f"{name} has {found} bytes instead of {size}")
+    known = {name: checksum for name, (size, checksum) in record["files"].items() if size <= contents_up_to}
+    try:
+        checksums = _checksums(directory / name for name in known)
+    except OSError as error:
+        raise DamageError(f"it cannot be read ({in_one_line(error)})") from error
+    for name, seen in zip(known, checksums, strict=True):
+        if seen != known[name]:
+            raise DamageError(f"{name} does not hold what was written")
+
+
+def _checksums(files: Iterable[Path]) -> list[int]:
+    """Of each file, several at a time: states are large, and this lets other threads go on."""
+
+    def checksum(file: Path) -> int:
+        value = 0
+        with file.open("rb") as content:
+            while block := content.read(1 << 20):
+                value = zlib.crc32(block, value)
+        return value
+
+    with concurrent.futures.ThreadPoolExecutor() as threads:
+        return list(threads.map(checksum, files))
 
 
 @contextlib.contextmanager

@@ -5,6 +5,8 @@ from pathlib import Path
 
 from pirl.errors import UserError
 
+TRAIN_STATE = "train_state"  # in a checkpoint that a run can be resumed from
+
 
 class RunFiles:
     """The paths of a run's files; they need not exist."""
@@ -16,9 +18,7 @@ class RunFiles:
         self.metadata_file = path / "metadata.json"  # versions, command line, when begun and resumed, whether stopped
         self.metrics_file = path / "metrics.jsonl"  # one object per logged step; the same run writes the same bytes
         self.timing_file = path / "timing.jsonl"  # what is measured by the clock
-        self.checkpoints = path / "checkpoints"
-        self.states = self.checkpoints / "state"  # full states, by step: to resume
-        self.policies = self.checkpoints / "policy"  # OpenPI policies, by step: to deploy
+        self.checkpoints = path / "checkpoints"  # by step: OpenPI policies; the newest with the train state
         self.best_file = self.checkpoints / "best.json"  # which step was best, by which metric, with what value
         self.replay = path / "replay"  # episodes of the online phase
         self.rollouts = path / "rollouts"  # a LeRobot dataset of the rollouts of a RIPT run
@@ -51,17 +51,18 @@ class RunFiles:
             return False
 
 
-def saved_steps(directory: Path) -> list[int]:
-    """The steps there are checkpoints of, in order: directories with a number for a name."""
+def saved_steps(directory: Path, *, resumable: bool = False) -> list[int]:
+    """The steps there are checkpoints of, or those with a train state (`resumable`), in order."""
     entries = directory.iterdir() if directory.is_dir() else ()
-    numbers = [(int(entry.name), entry) for entry in entries if entry.name.isdecimal()]
-    return sorted(step for step, entry in numbers if entry.name == str(step) and entry.is_dir())
+    numbers = sorted({int(entry.name) for entry in entries if entry.name.isdecimal()})
+    part = TRAIN_STATE if resumable else ""
+    return [step for step in numbers if (directory / str(step) / part).is_dir()]
 
 
 def runs_in(directory: Path) -> list[Path]:
     """The runs that lie in a directory, in order."""
     entries = sorted(directory.iterdir()) if directory.is_dir() else []
-    return [entry for entry in entries if RunFiles(entry).is_run or RunFiles(entry).policies.is_dir()]
+    return [entry for entry in entries if RunFiles(entry).is_run or saved_steps(RunFiles(entry).checkpoints)]
 
 
 def refuse_directory_of_runs(directory: Path) -> None:

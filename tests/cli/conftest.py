@@ -88,7 +88,7 @@ def make_run(policy, tmp_path):
 
     def make(name, env, execute_steps, denoising_steps=10):
         run = tmp_path / "runs" / name
-        shutil.copytree(policy, run / "checkpoints" / "policy" / "10")
+        shutil.copytree(policy, run / "checkpoints" / "10")
         config = get_config("demo_bc")
         evaluation = dataclasses.replace(config.evaluation, execute_steps=execute_steps)
         agent = dataclasses.replace(config.agent, denoising_steps=denoising_steps)

@@ -42,7 +42,7 @@ def test_inspection_shows_tree_counts_and_statistics(call, checkpoint):
 
 def test_of_a_run_the_newest_policy_is_meant_and_of_several_runs_one_has_to_be_named(call, tmp_path):
     run = tmp_path / "runs" / "mine"
-    policies = run / "checkpoints" / "policy"
+    policies = run / "checkpoints"
     for step, seed in ((9, 0), (10, 1)):
         save_policy(policies / str(step), random_model(MICRO, seed), norm_stats=STATS)
     assert json.loads(call("convert", run, "--json")[1])["directory"] == str(policies / "10")

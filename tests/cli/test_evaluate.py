@@ -96,7 +96,7 @@ def test_a_run_is_measured_where_it_was_trained_and_the_output_says_so(call, mak
     assert env == {"id": "tabletop", "adapter": None, "options": {"image_size": 28, "max_steps": 6, "objects": 3}}
     assert steps == 3
     # What was said, given by hand, is the same measurement.
-    policy = "runs/a/checkpoints/policy/10"
+    policy = "runs/a/checkpoints/10"
     assert settings_of(call, policy, *said.split(": ")[1].split())[1:] == (env, steps)
 
 
@@ -152,7 +152,7 @@ def test_each_run_plans_in_as_many_denoising_steps_as_it_was_trained_with(call, 
     lines, steps = said_and_made_with(*runs, "--denoising-steps", 3)
     assert (any("denoising" in line for line in lines), steps) == (False, [3, 3])
     small = ("--env.image-size", 28, "--env.max-steps", 6, "--env.objects", 3)
-    assert said_and_made_with("runs/a/checkpoints/policy/10", *small) == ([], [10]), "no run, so as OpenPI acts"
+    assert said_and_made_with("runs/a/checkpoints/10", *small) == ([], [10]), "no run, so as OpenPI acts"
 
 
 def test_a_damaged_configuration_is_needed_only_for_what_nobody_says(call, make_run):

@@ -90,7 +90,7 @@ def test_a_dry_run_needs_no_name(call, trained, data):
 
 
 def test_a_run_that_is_not_there_cannot_be_resumed(call, tmp_path):
-    (tmp_path / "elsewhere" / "mine" / "checkpoints" / "policy").mkdir(parents=True)
+    (tmp_path / "elsewhere" / "mine" / "checkpoints" / "5").mkdir(parents=True)
     code, _, err = call("train", "--exp-name", "mien", "--resume", "--runs-dir", "elsewhere")
     assert code == 2
     assert "there is no run to resume in elsewhere/mien: config.yaml does not exist. Did you mean mine? Check" in err

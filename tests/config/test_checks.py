@@ -147,10 +147,12 @@ def test_a_tracker_that_is_not_installed_is_refused_with_the_command_that_instal
 
 def test_a_checkpoint_may_be_a_run_and_then_its_newest_policy_is_meant(sound, tmp_path):
     begun = override_config(sound, {"checkpoint": str(tmp_path / "run"), "from_scratch": False})
-    (tmp_path / "run/checkpoints/policy").mkdir(parents=True)
+    (tmp_path / "run").mkdir()
+    for name in ("config.yaml", "metadata.json"):
+        (tmp_path / "run" / name).touch()
     with pytest.raises(ConfigError, match="has not written a policy yet"):
         check_config(begun)
-    (tmp_path / "run/checkpoints/policy/20/params").mkdir(parents=True)
+    (tmp_path / "run/checkpoints/20/params").mkdir(parents=True)
     check_config(begun)
 
 

@@ -5,8 +5,7 @@ import json
 
 def save(run, step, *records):
     """A run that was saved after so many updates, with these records in its log, if any."""
-    for kind in ("state", "policy"):
-        (run / "checkpoints" / kind / str(step)).mkdir(parents=True, exist_ok=True)
+    (run / "checkpoints" / str(step)).mkdir(parents=True, exist_ok=True)
     (run / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
 
 

@@ -78,7 +78,7 @@ def evaluation(successes, policy="", episodes=20, **settings):
 def write_evaluation(config, key, successes, step):
     file = config.evaluation(key)
     file.parent.mkdir(exist_ok=True)
-    file.write_text(json.dumps(evaluation(successes, f"/x/checkpoints/policy/{step}").to_json()))
+    file.write_text(json.dumps(evaluation(successes, f"/x/checkpoints/{step}").to_json()))
 
 
 @pytest.fixture
@@ -163,7 +163,7 @@ def test_what_to_run_next_can_be_pasted_whatever_the_directory_is_called(rolled_
     ript = str(named.out / "ript")
     assert watch[-3:] == [ript, "--out", f"{named.out}/film.gif"]
     assert compare == ["pirl", "eval", str(named.out / "filtered_bc"), ript, "--denoising-steps", "10"]
-    assert check == ["pirl", "convert", f"{ript}/checkpoints/policy/400", "--check"]
+    assert check == ["pirl", "convert", f"{ript}/checkpoints/400", "--check"]
     assert parse(train[1:]).preset in list_configs()
     assert [parse(words[1:]) for words in (watch, compare, check)]
 

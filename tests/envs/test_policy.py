@@ -174,8 +174,10 @@ def test_a_checkpoint_says_how_it_is_guided_unless_told_otherwise(checkpoint: Pa
 
 def test_a_run_means_its_newest_policy(tmp_path: Path) -> None:
     assert find_policy(tmp_path) == tmp_path
-    policies = tmp_path / "checkpoints" / "policy"
-    policies.mkdir(parents=True)
+    policies = tmp_path / "checkpoints"
+    policies.mkdir()
+    for name in ("config.yaml", "metadata.json"):
+        (tmp_path / name).touch()
     with pytest.raises(CheckpointError, match="has not written a policy yet"):
         find_policy(tmp_path)
     for name in ("9", "100", "20", ".101.partial", "notes", "10²", "1٠١", "0200"):

@@ -82,7 +82,7 @@ def assert_one_iteration_with_updates(run: Path) -> None:
     assert metrics["step"] > 0
     assert math.isfinite(metrics["loss"])
     assert 0 < metrics["rollout/drift"] < 1
-    assert (run / "checkpoints" / "policy" / str(metrics["step"]) / "params").is_dir()
+    assert (run / "checkpoints" / str(metrics["step"]) / "params").is_dir()
 
 
 def assert_every_attempt_lasts(run: Path) -> None:

@@ -23,6 +23,7 @@ from pirl.config.schema import HostsConfig
 from pirl.errors import ConfigError
 from pirl.interop import NormStats, open_checkpoint, save_policy
 from pirl.models import create_model
+from pirl.run_files import saved_steps
 from pirl.training.distributed import find_hosts
 from pirl.training.sharding import OwnRows, copy_to_hosts, make_mesh
 from python_path import python_path
@@ -205,7 +206,7 @@ def test_two_processes_learn_what_one_learns_and_one_of_them_speaks(alone, toget
     first, second = json.loads((together / "said.json").read_text())
     assert "done after 6 updates" in first
     assert second == ""
-    arrays = together / "checkpoints" / "state" / "6" / "arrays"
+    arrays = together / "checkpoints" / "6" / "params"
     written = [sum(file.stat().st_size for file in arrays.glob(f"ocdbt.process_{index}/d/*")) for index in range(2)]
     assert min(written) > 0.3 * sum(written)
     left, right = read_state(together, 6), read_state(alone, 6)
@@ -213,7 +214,7 @@ def test_two_processes_learn_what_one_learns_and_one_of_them_speaks(alone, toget
     for name, array in left.items():
         np.testing.assert_allclose(array, right[name], rtol=1e-3, atol=1e-5, err_msg=name)
     # The policy is an OpenPI checkpoint like that of one process.
-    policies = [run / "checkpoints" / "policy" / "6" for run in (together, alone)]
+    policies = [run / "checkpoints" / "6" for run in (together, alone)]
     ours, theirs = map(open_checkpoint, policies)
     assert (ours.config, ours.norm_stats().keys()) == (theirs.config, theirs.norm_stats().keys())
     listing = [sorted(str(file.relative_to(policy)) for file in policy.rglob("_METADATA")) for policy in policies]
@@ -351,7 +352,7 @@ def test_a_run_of_two_processes_goes_on_with_any_number_of_devices(data, tmp_pat
 def test_when_a_host_is_lost_the_other_ends_and_says_so_and_the_run_goes_on(data, tmp_path, victim):
     run, settings = tmp_path / "run", cloning(data, 40_000, **{"checkpoints.every": 20})
     processes = start(run, data, settings, processes=2, devices=4, program=TOY)
-    while processes[0].poll() is None and not any((run / "checkpoints" / "state").glob("[1-9]*")):
+    while processes[0].poll() is None and not any((run / "checkpoints").glob("[1-9]*")):
         time.sleep(0.05)
     processes[victim].kill()
     began = time.monotonic()
@@ -363,7 +364,7 @@ def test_when_a_host_is_lost_the_other_ends_and_says_so_and_the_run_goes_on(data
     assert "Start all processes again with --resume" in said.splitlines()[-1]
     assert "Traceback" not in said
     assert "Check failure" not in said
-    reached = max(int(state.name) for state in (run / "checkpoints" / "state").glob("[1-9]*"))
+    reached = max(saved_steps(run / "checkpoints"))
     settings["steps"] = reached + 5
     train(run, data, settings, processes=2, devices=4, program=TOY, flags=("--resume",))
     assert max(values_of(run, "loss")) == reached + 5
@@ -392,4 +393,4 @@ def test_a_signal_to_one_host_stops_all_at_the_same_step(data, tmp_path, asked):
     ended = finish(processes)
     assert [code for code, _ in ended] == [130, 130]
     assert "continue with --resume" in ended[0][1]
-    assert (run / "checkpoints" / "state" / str(max(values_of(run, "loss")))).is_dir()
+    assert (run / "checkpoints" / str(max(values_of(run, "loss")))).is_dir()

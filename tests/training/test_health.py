@@ -139,9 +139,9 @@ def test_a_bad_batch_is_kept_under_names_that_say_what_it_holds(tmp_path: Path) 
 
 
 def test_the_run_stops_after_so_many_in_a_row_and_says_where_everything_is(tmp_path: Path) -> None:
-    states = RunFiles(tmp_path).states
-    for name in ("900", "1000", "1100.partial"):
-        (states / name).mkdir(parents=True)
+    checkpoints = RunFiles(tmp_path).checkpoints
+    for name in ("900/train_state", "1000/train_state", "1050", ".1100.partial"):
+        (checkpoints / name).mkdir(parents=True)
     health = health_of(tmp_path, max_skipped=3)
     for step, skipped in enumerate([1, 1, 0, 1, 1, 0], start=1001):
         health.check(step, outcome(2e6, skipped=bool(skipped)), BATCH)
@@ -155,7 +155,7 @@ def test_the_run_stops_after_so_many_in_a_row_and_says_where_everything_is(tmp_p
     message = str(stopped.value)
     for part in ("step 1009", "3 updates in a row", "loss_limit = 1e+06", str(tmp_path / "bad_batches")):
         assert part in message
-    assert str(states / "1000") in message
+    assert str(checkpoints / "1000") in message
     assert stopped.value.exit_code == 1
 
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import shutil
 
 import jax
 import jax.numpy as jnp
@@ -166,9 +167,15 @@ def test_parts_of_one_state_are_compared_by_the_names_they_share(run):
     assert parts["1/0/mu"].leaves == 0
 
 
-def test_a_policy_is_inspected_and_compared_like_a_state(run, learner):
-    policy = open_state(run / "checkpoints" / "policy" / "10")
+def test_a_policy_and_a_checkpoint_that_was_copied_are_inspected_and_compared_like_a_state(run, learner, tmp_path):
+    policy = open_state(run / "checkpoints" / "10" / "params")
     assert set(policy.leaves) == set(get_parameters(learner.policy()))
+    copy = shutil.copytree(run / "checkpoints" / "10", tmp_path / "copy")
+    state = open_state(copy)
+    assert set(state.leaves) == set(named_leaves(learner))
+    assert "not compared with the configuration" in state.notes[0]
+    shutil.rmtree(copy / "train_state")
+    assert open_state(copy).leaves == policy.leaves
     found = compare_states(open_state(run, 10), policy, depth=9, of="actor/ema_params", against="")
     assert not found.only_first
     assert not found.only_second
@@ -222,12 +229,12 @@ def test_directories_without_a_state_are_refused_in_a_line(run, tmp_path, capsys
     (tmp_path / "empty").mkdir()
     assert inspect(tmp_path / "empty") == 2
     assert inspect(tmp_path / "nowhere") == 2
-    state = tmp_path / "run" / "checkpoints" / "state" / "5"
-    state.mkdir(parents=True)
+    state = tmp_path / "run" / "checkpoints" / "5"
+    (state / "train_state").mkdir(parents=True)
     (state / "state.json").write_text('{"leaves": {"step": [[], "int32"]}}')
     assert inspect(state) == 2
     assert "is damaged" in capsys.readouterr().err
-    assert inspect(run / "checkpoints" / "state" / "10", "--step", 10) == 2
+    assert inspect(run / "checkpoints" / "10", "--step", 10) == 2
 
 
 @pytest.mark.usefixtures("toy", "unchecked_signatures")  # a learner of shapes is what the state is restored into
@@ -239,6 +246,8 @@ def test_a_learner_is_loaded_where_there_are_other_devices_than_it_was_trained_o
     config.write_text("\n".join([*kept, "fsdp_devices: 3\n"]))
     assert jax.device_count() % 3
     agent, _ = load_agent(tmp_path / "run")
-    np.testing.assert_array_equal(agent.weight, read_state(tmp_path / "run", 2)["['weight']"])
+    np.testing.assert_array_equal(
+        agent.weight, read_state(tmp_path / "run", 2)["['params']['params']['action_out_proj']['bias']"]
+    )
     with pytest.raises(CheckpointError, match="has no state of step 7; it has 2"):
         load_agent(tmp_path / "run", 7)

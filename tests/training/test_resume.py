@@ -15,6 +15,7 @@ from training_runs import QUICK, assert_same_run, finish, kill_when, lines_in, o
 from pirl.data import PolicyIO
 from pirl.envs.policy import load_trained_policy
 from pirl.envs.pool import open_pool
+from pirl.run_files import saved_steps
 from pirl.training.evaluation import evaluated_policy
 from pirl.training.inspect import load_agent
 
@@ -45,7 +46,7 @@ def toy_reference(data, shared_directory):
 def test_killed_at_random_moments_it_comes_to_the_same_bits(data, toy_reference, tmp_path):
     reference, last = toy_reference
     run, chance, total = tmp_path / "run", random.Random(0), lines_in(reference)
-    moments = [lambda: (run / "checkpoints" / "state").is_dir() and any(run.glob("checkpoints/state/.*.partial"))]
+    moments = [lambda: any(run.glob("checkpoints/.*.partial*"))]
     moments += [lambda limit=limit: lines_in(run) >= limit for limit in (chance.randrange(total // 2), total - 4)]
     for number, moment in enumerate(moments):
         process = begin(run, data, *TOY_OPTIONS, *(("--resume",) if number else ()))
@@ -64,7 +65,7 @@ def test_sigterm_and_ctrl_c_save_and_the_run_goes_on_to_the_same_bits(data, toy_
         assert ended == code
         assert "continue with --resume" in said
         resumed = ("--resume",)
-        stopped = max(map(int, os.listdir(run / "checkpoints" / "state")))
+        stopped = max(saved_steps(run / "checkpoints"))
         assert 0 < stopped < 24 if number == signal.SIGTERM else 24 < stopped < last
     ended, said = finish(begin(run, data, *TOY_OPTIONS, *resumed))
     assert ended == 0
@@ -111,7 +112,7 @@ def test_the_exported_policy_is_whole_and_acts_by_itself_as_in_the_run(
     data, debug_run, one_device, configure, monkeypatch
 ):
     run, last = debug_run
-    policy = run / "checkpoints" / "policy" / str(last)
+    policy = run / "checkpoints" / str(last)
     assert "statistics" not in pirl_command("convert", policy, "--check").stderr
     config = configure(evaluation__best_of_n=False)
     agent, policy_io = load_agent(run)

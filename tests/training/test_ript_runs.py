@@ -19,6 +19,7 @@ from pirl.data import ReplayBuffer, open_dataset
 from pirl.data.outcomes import OutcomeConfig, read_outcomes
 from pirl.envs.pool import LocalPool
 from pirl.errors import CheckpointError, ConfigError, TrainingError
+from pirl.run_files import saved_steps
 from pirl.training import rollout_stream
 from pirl.training.dry_run import dry_run
 from pirl.training.rollout_stream import RolloutStream
@@ -37,7 +38,7 @@ def rollbacks(run):
 
 
 def saved(run):
-    return sorted(int(entry.name) for entry in (run / "checkpoints" / "state").iterdir())
+    return saved_steps(run / "checkpoints", resumable=True)
 
 
 @pytest.fixture
@@ -109,7 +110,10 @@ def test_killed_in_rollouts_and_updates_it_comes_to_the_same_bits(ript_config, s
 @pytest.mark.parametrize("seed", range(3))
 def test_killed_at_random_moments_it_comes_to_the_same_bits(ript_config, start_policy, tmp_path, seed):
     reference, run, chance = undisturbed(ript_config, tmp_path), tmp_path / "run", random.Random(seed)
-    saving = [lambda: any(run.glob("checkpoints/state/.*.partial")), lambda: any(run.glob("checkpoints/policy/.*"))]
+    saving = [
+        lambda: any(run.glob("checkpoints/.*.partial*")),
+        lambda: any(run.glob("checkpoints/.*.partial/pirl.json")),
+    ]
     saving += [lambda: any((run / "replay").glob("*"))]
     moments = [*saving, *(lambda limit=limit: lines_in(run) >= limit for limit in (3, 9, 15, 20))]
     for number, moment in enumerate(moments):
@@ -412,7 +416,7 @@ def test_a_dry_run_acts_and_updates_and_leaves_nothing(ript_config, tmp_path, ca
 def test_every_weighting_and_way_to_batch_makes_a_run(ript_config, tmp_path, weighting):
     config = ript_config(agent__weighting=weighting, agent__batch_by="groups", rollout__iterations=1)
     assert train(config, exp_name="run") == 0
-    policy = tmp_path / "run" / "checkpoints" / "policy" / str(last_step(tmp_path / "run")) / "pirl.json"
+    policy = tmp_path / "run" / "checkpoints" / str(last_step(tmp_path / "run")) / "pirl.json"
     said = json.loads(policy.read_text()).get("guidance")
     assert said == (2.0 if weighting == "guidance" else None)
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from pirl.errors import ConfigError, DataError
+from pirl.run_files import TRAIN_STATE
 from pirl.training.run import RunDirectory
 
 CONFIG = {
@@ -47,7 +48,7 @@ def finished(tmp_path):
     directory = tmp_path / "runs" / "first"
     with open_run(directory) as run:
         for step in (10, 20, 30):
-            (run.states / str(step)).mkdir(parents=True)
+            (run.checkpoints / str(step) / TRAIN_STATE).mkdir(parents=True)
         run.metrics_file.write_text('{"step": 10}\n')
     return directory
 
@@ -132,7 +133,7 @@ def test_an_overwriting_that_was_killed_is_finished(finished, monkeypatch, flags
         patch.setattr("shutil.rmtree", die)
         with open_run(finished, overwrite=True) as run, pytest.raises(KeyboardInterrupt):
             run.begin()
-    assert (finished / "checkpoints" / "state" / "30").exists()
+    assert (finished / "checkpoints" / "30").exists()
     open_run(finished, **flags).close()
     assert listing(finished) == set(NAMES)
 

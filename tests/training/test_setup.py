@@ -12,8 +12,9 @@ from builders import MICRO, random_model
 from pirl.config import override_config
 from pirl.data import Trajectories, load_robot
 from pirl.errors import CheckpointError, ConfigError, DataError
+from pirl.files import write_record
 from pirl.interop import NormStats, save_policy
-from pirl.run_files import RunFiles
+from pirl.run_files import TRAIN_STATE, RunFiles
 from pirl.training import setup as making
 from pirl.training.setup import agent_shapes, agent_sharding, create_agent, return_range, set_up, update_keys
 
@@ -93,6 +94,11 @@ def statistics(mean=0.0, width=None):
     }
 
 
+def make_resumable(directory):
+    (directory / TRAIN_STATE).mkdir()
+    write_record(directory / "state.json", {})
+
+
 @pytest.fixture
 def checkpoint(configure, tmp_path, toy):
     """Write a checkpoint with these statistics; returns what a configuration has to say to begin with it."""
@@ -123,9 +129,13 @@ def test_statistics_of_the_checkpoint_are_taken_by_name(configure, checkpoint, t
     run = RunFiles(tmp_path / "run")
     assert set_up(configure(**changes), resumed=run).norm_stats.keys() == {"tabletop_state"}
     for step, mean in ((5, 6.0), (10, 7.0)):
-        checkpoint(run.policies / str(step), own=statistics(mean))
+        checkpoint(run.checkpoints / str(step), own=statistics(mean))
+        make_resumable(run.checkpoints / str(step))
     gone = dataclasses.replace(configure(**changes), checkpoint=str(tmp_path / "gone"))
     assert set_up(gone, resumed=run).norm_stats["own"]["state"].mean[0] == 7.0
+    newest = run.checkpoints / "10/assets/own/norm_stats.json"
+    newest.write_text(newest.read_text().replace("7.0", "8.0"))
+    assert set_up(gone, resumed=run).norm_stats["own"]["state"].mean[0] == 6.0, "of the one that it will go on from"
 
 
 def test_new_statistics_take_the_place_of_those_that_the_policy_had(configure, checkpoint, tmp_path):
@@ -144,7 +154,8 @@ def test_new_statistics_take_the_place_of_those_that_the_policy_had(configure, c
     run = RunFiles(tmp_path / "run")
     gone = dataclasses.replace(configure(**changes), checkpoint=str(tmp_path / "gone"))
     assert list(set_up(gone, resumed=run).norm_stats) == ["tabletop_state"]
-    checkpoint(run.policies / "5", **{"me/fold_box": statistics()})
+    checkpoint(run.checkpoints / "5", **{"me/fold_box": statistics()})
+    make_resumable(run.checkpoints / "5")
     assert list(set_up(gone, resumed=run).norm_stats) == ["me/fold_box"]
 
 

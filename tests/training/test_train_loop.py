@@ -14,7 +14,7 @@ from pirl.data import ChunkSampler
 from pirl.envs.policy import find_policy
 from pirl.errors import ConfigError, DataError, EnvError, TrainingError, UserError
 from pirl.interop import open_checkpoint
-from pirl.run_files import RunFiles
+from pirl.run_files import RunFiles, saved_steps
 from pirl.training.evaluation import StoppablePolicy
 from pirl.training.setup import data_identity, refuse_other_data, set_up
 from pirl.training.train import train
@@ -37,11 +37,11 @@ def test_offline_then_online_does_everything_when_it_is_due(configure, tmp_path,
     assert [*values_of(run, "eval/success")] == sorted({5, 10, steps}), "and once more at the end"
     assert {int(file.stem) for file in (run / "evaluations").glob("*.json")} == {5, 10, steps}
     assert [*values_of(run, "online/success")] == [10], "one round of 2 episodes is 40 steps"
-    assert sorted(int(entry.name) for entry in (run / "checkpoints" / "state").iterdir()) == [10, steps]
+    assert saved_steps(run / "checkpoints", resumable=True) == [10, steps]
     said = capsys.readouterr().err
     assert said.index("compiling the learner …") < said.index("compiling the update …") < said.index("step 3/")
     assert said.count("compiling") == 4, "learner, update, validation, acting: each once"
-    assert f"policy: {run}/checkpoints/policy/{steps}" in said
+    assert f"policy: {run}/checkpoints/{steps}" in said
     assert "compiling the update" in (run / "log.txt").read_text()
 
 
@@ -132,7 +132,7 @@ def test_more_offline_steps_after_online_ones_are_all_made(configure, tmp_path):
     online = max(values_of(tmp_path / "run", "loss")) - 4
     train(configure(**changes, steps=7), exp_name="run", resume=True)
     assert max(values_of(tmp_path / "run", "loss")) == 7 + online
-    state = json.loads((tmp_path / "run" / "checkpoints" / "state" / str(7 + online) / "state.json").read_text())
+    state = json.loads((tmp_path / "run" / "checkpoints" / str(7 + online) / "state.json").read_text())
     assert state["host"]["parts"]["stream"]["OfflineStream"]["sampler"]["step"] == 7, "the data goes on where it was"
 
 
@@ -191,7 +191,7 @@ def test_too_many_bad_batches_in_a_row_end_the_run_with_the_last_good_state_kept
         train(config, exp_name="run")
     assert not isinstance(error.value, AssertionError)
     run = tmp_path / "run"
-    assert [entry.name for entry in (run / "checkpoints" / "state").iterdir()] == ["4"]
+    assert saved_steps(run / "checkpoints") == [4]
     assert "updates in a row were skipped" in (run / "log.txt").read_text()
     poison.clear()  # the cause was seen to
     assert train(config, exp_name="run", resume=True) == 0
@@ -280,7 +280,7 @@ def test_a_stop_in_the_middle_of_an_evaluation_saves_what_was_learned(configure,
     with monkeypatch.context() as stopped:
         stopped.setattr(StoppablePolicy, "infer", infer_until_stopped)
         assert train(config, exp_name="run") == 0
-    assert (run / "checkpoints" / "state" / str(step)).is_dir()
+    assert (run / "checkpoints" / str(step)).is_dir()
     assert not (run / "evaluations" / f"{step}.json").exists()
     assert RunFiles(run).was_stopped
     assert train(config, exp_name="run", resume=True) == 0

@@ -95,15 +95,17 @@ def values_of(run: Path, name: str) -> dict[int, float]:
 
 
 def read_state(run: Path, step: int) -> dict[str, np.ndarray]:
-    """Every array of a full state, without knowing what it is of."""
+    """Every array of a checkpoint, of the policy and of the rest of the state, read by Orbax alone."""
     import jax
     import orbax.checkpoint as ocp
 
-    path = run / "checkpoints" / "state" / str(step) / "arrays"
+    arrays = {}
     with ocp.PyTreeCheckpointer() as reader:
-        tree = reader.metadata(path).item_metadata.tree
-        arguments = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), tree)
-        arrays = reader.restore(path, restore_args=arguments)
+        for part in ("params", "train_state"):
+            path = run / "checkpoints" / str(step) / part
+            tree = reader.metadata(path).item_metadata.tree
+            arguments = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), tree)
+            arrays |= {part: reader.restore(path, restore_args=arguments)}
     return {jax.tree_util.keystr(place): leaf for place, leaf in jax.tree_util.tree_leaves_with_path(arrays)}
 
 

@@ -25,7 +25,7 @@ class Inspect(WithJson):
     """
 
     run_directory: Path = positional("RUN")
-    """Run directory, the directory of one state in it, or a policy checkpoint."""
+    """Run directory, one of its checkpoints, or any OpenPI checkpoint."""
     other: Path | None = positional("[OTHER]", None)
     """Second state, to compare with."""
     step: int | None = option(shown="the newest")

@@ -13,7 +13,7 @@ from pirl.cli.parser import Command, Option, field_docs, format_value, list_opti
 from pirl.envs.experts import ExpertConfig
 from pirl.errors import ConfigError, UserError
 from pirl.files import expand_home
-from pirl.run_files import RunFiles, refuse_directory_of_runs
+from pirl.run_files import RunFiles, refuse_directory_of_runs, saved_steps
 
 if TYPE_CHECKING:
     from pirl.config import RLTrainConfig
@@ -342,7 +342,7 @@ class ActingInMany(Acting):
 def _run_config(policy: str) -> "RLTrainConfig | None":
     """The configuration of the run whose policy it is, if it is named by its run."""
     run = RunFiles(expand_home(policy))
-    if policy == EXPERT or not (run.config_file.is_file() and run.policies.is_dir()):
+    if policy == EXPERT or not (run.config_file.is_file() and saved_steps(run.checkpoints)):
         return None
     from pirl.config import load_config
 

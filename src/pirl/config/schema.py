@@ -133,14 +133,14 @@ class EvaluationConfig(Checked):
 
 @dataclass(frozen=True)
 class CheckpointConfig(Checked):
-    """When the train state and the policy are saved, and which are kept."""
+    """When checkpoints are saved, each with the policy and the train state, and which are kept."""
 
     every: Count = 1_000
     """Updates (with RIPT: iterations) between checkpoints; the last update is always saved."""
     max_to_keep: Count = 2
-    """Newest checkpoints to keep, in addition to the best and the periodic ones."""
+    """Newest checkpoints to keep; of the best and the periodic ones before them, the policy is kept."""
     keep_period: Count | None = None
-    """Updates (with RIPT: iterations) between checkpoints that are never deleted (none: no such checkpoints)."""
+    """Updates (with RIPT: iterations) between policies that are never deleted (none: no such policies)."""
     best_metric: str | None = None
     """Metric by which the best policy is also kept, such as eval/success (none: no such policy)."""
     best_mode: Literal["max", "min"] = "max"

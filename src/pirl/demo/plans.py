@@ -122,7 +122,7 @@ class Demo:
         return self.out / "evaluations" / f"{policy}.json"
 
     def updates_made(self, run: str) -> int:
-        return max(saved_steps(RunFiles(self.out / run).policies), default=0)
+        return max(saved_steps(RunFiles(self.out / run).checkpoints), default=0)
 
     def env_steps(self, run: str) -> int:
         """Environment steps that a run took to learn from them."""
@@ -147,7 +147,7 @@ class Demo:
         text = f"train {preset} --exp-name {run} --runs-dir {self.path('')} {options} {debug}"
 
         def is_whole() -> bool:
-            return bool(saved_steps(files.policies)) and not files.was_stopped
+            return bool(saved_steps(files.checkpoints)) and not files.was_stopped
 
         return Step(f"train_{run}", title, text, is_whole, begun=files.lock_file)
 
@@ -196,7 +196,7 @@ def _acrlpd_stages(demo: Demo) -> Stages:
         learning += f" --evaluation.episodes {demo.episodes}"
     if demo.quick:
         learning += f" --checkpoints.keep-period {demo.rl.steps}"
-    offline = shlex.quote(str(RunFiles(demo.out / "acrlpd").policies / str(demo.rl.steps)))
+    offline = shlex.quote(str(RunFiles(demo.out / "acrlpd").checkpoints / str(demo.rl.steps)))
     learner = [
         demo.train("acrlpd", demo.rl_preset, "train ACRLPD, offline and online", learning),
         demo.evaluate("acrlpd_offline", offline),

@@ -108,7 +108,7 @@ def _result(
         "lost": summary.lost,
         "mean_length": summary.mean_length,
         "step": step,
-        "updates": updates + sum(max(saved_steps(RunFiles(demo.out / each).policies)) for each in before),
+        "updates": updates + sum(max(saved_steps(RunFiles(demo.out / each).checkpoints)) for each in before),
     }
     if not policy.is_halfway:  # the time until there was not measured
         own = policy.own_data
@@ -140,7 +140,7 @@ def summarize(demo: Demo, results: Mapping[str, Any]) -> str:
 def next_commands(demo: Demo, results: Mapping[str, Any]) -> list[str]:
     """Watch it, compare it with the best control, check what it exports, use it on something real."""
     subject = demo.path(demo.subject)
-    exported = RunFiles(demo.out / demo.subject).policies / str(results[demo.subject]["step"])
+    exported = RunFiles(demo.out / demo.subject).checkpoints / str(results[demo.subject]["step"])
     return [
         f"pirl envs play --checkpoint {subject} --out {demo.path('film.gif')}",
         f"pirl eval {demo.path(demo.rival)} {subject} {DENOISING_STEPS}",

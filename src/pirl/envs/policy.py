@@ -157,11 +157,11 @@ def find_policy(path: Path) -> Path:
     """The checkpoint directory at a path, or the newest policy of the training run there."""
     path = Path(os.path.expanduser(path))  # which leaves the home of nobody as it is
     run = RunFiles(path)
-    if not run.policies.is_dir() and not run.is_run:
-        return path
-    if not (steps := saved_steps(run.policies)):
+    if steps := saved_steps(run.checkpoints):
+        return run.checkpoints / str(steps[-1])
+    if run.is_run:
         raise CheckpointError(f"the run {path} has not written a policy yet.")
-    return run.policies / str(steps[-1])
+    return path
 
 
 def choose_statistics(

@@ -131,8 +131,8 @@ def open_checkpoint(path: str | os.PathLike[str], config: Pi0Config | None = Non
     if parameters.name == PYTORCH_FILE:
         arrays = PyTorchArrays(parameters, config or _described_config(directory, description))
         return Checkpoint(directory, "pytorch", arrays, description)
-    params, trained = open_params(parameters)
-    return Checkpoint(directory, "trained" if trained else "released", params, description)
+    stored, trained = open_params(parameters)
+    return Checkpoint(directory, "trained" if trained else "released", OrbaxArrays(stored), description)
 
 
 def _read_description(file: Path) -> dict[str, Any]:
@@ -308,7 +308,7 @@ def save_checkpoint(
             raise CheckpointError("several processes cannot write one PyTorch file: use `pirl convert` afterwards.")
     if is_main_process:
         check_target(directory, overwrite)
-    writer = CheckpointWriter(params, config, norm_stats=norm_stats, metadata=metadata, style=style)
+    files = PolicyFiles(params, config, norm_stats or {}, metadata or {})
     partial = directory.with_name(f".{directory.name}.partial")
     try:
         if is_main_process:
@@ -318,9 +318,9 @@ def save_checkpoint(
             write_pytorch(partial, params)
         else:
             with quiet_orbax(), ocp.PyTreeCheckpointer() as checkpointer:
-                writer.save_arrays(partial, checkpointer)
+                checkpointer.save(partial / "params", args=ocp.args.PyTreeSave(params_tree(params, style)))
         if is_main_process:
-            writer.complete(partial)
+            files.write(partial)
         multihost_utils.sync_global_devices("the partial checkpoint is complete")
         if is_main_process:
             atomic_replace(partial, directory)
@@ -331,36 +331,31 @@ def save_checkpoint(
     return directory
 
 
-class CheckpointWriter:
-    """The parts of a checkpoint, checked before anything is written, so that little can fail afterwards."""
+def params_tree(params: Mapping[str, jax.Array], style: Style = "released") -> dict[str, Any]:
+    """What `params/` holds, as OpenPI names it."""
+    suffix = "/value" if style == "trained" else ""
+    return {"params": nest({path + suffix: leaf for path, leaf in params.items()})}
+
+
+class PolicyFiles:
+    """The files beside `params/`, checked before anything is written, so that little can fail afterwards."""
 
     def __init__(
         self,
         params: Mapping[str, jax.Array],
         config: Pi0Config | None,
-        *,
-        norm_stats: Mapping[str, Mapping[str, NormStats]] | None = None,
-        metadata: Mapping[str, Any] | None = None,
-        style: Style = "released",
+        norm_stats: Mapping[str, Mapping[str, NormStats]],
+        metadata: Mapping[str, Any],
     ) -> None:
-        for asset_id in norm_stats or {}:
+        for asset_id in norm_stats:
             if not asset_id or Path(asset_id).is_absolute() or ".." in Path(asset_id).parts:
                 raise CheckpointError(f"{asset_id!r} is no asset id: it has to name a directory inside assets/.")
-        self._description = _describe(params, config, metadata or {})
-        self._norm_stats = norm_stats or {}
-        suffix = "/value" if style == "trained" else ""
-        self._tree: Any = {"params": nest({name + suffix: value for name, value in params.items()})}
+        self._norm_stats, self._description = norm_stats, _describe(params, config, metadata)
 
-    def save_arrays(self, partial: Path, checkpointer: Any) -> None:
-        """Write the parameters into an existing directory, by all processes. Afterwards they may be donated."""
-        tree, self._tree = self._tree, None
-        checkpointer.save(partial / "params", args=ocp.args.PyTreeSave(tree))
-
-    def complete(self, partial: Path) -> None:
-        """Write the rest, by one process, once the parameters are written."""
+    def write(self, directory: Path) -> None:
         for asset_id, stats in self._norm_stats.items():
-            write_norm_stats(partial / "assets" / asset_id / FILE_NAME, stats)
-        (partial / DESCRIPTION_FILE).write_text(self._description)
+            write_norm_stats(directory / "assets" / asset_id / FILE_NAME, stats)
+        (directory / DESCRIPTION_FILE).write_text(self._description)
 
 
 def _describe(params: Mapping[str, jax.Array], config: Pi0Config | None, metadata: Mapping[str, Any]) -> str:
@@ -386,10 +381,15 @@ def resolve_target(path: str | os.PathLike[str]) -> Path:
     return expand_home(path).resolve()
 
 
-def check_target(directory: Path, overwrite: bool) -> None:
-    """Raise if a checkpoint cannot or must not be written there; removes what a killed save left."""
+def check_path(directory: Path) -> None:
+    """Raise if Orbax cannot write there: it would take the name for a pattern."""
     if set("[]*?") & set(str(directory)):
         raise CheckpointError(f"Orbax cannot write below {directory}: choose a path without [, ], * and ?.")
+
+
+def check_target(directory: Path, overwrite: bool) -> None:
+    """Raise if a checkpoint cannot or must not be written there; removes what a killed save left."""
+    check_path(directory)
     restore_replaced(directory)
     remove_directory(directory.with_name(f".{directory.name}.partial"))
     if not directory.exists():

@@ -5,7 +5,7 @@ import json
 import logging
 import traceback
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,28 +18,39 @@ from pirl.errors import CheckpointError, in_one_line
 
 
 @dataclass(frozen=True)
-class OrbaxArrays:
-    """An opened directory: its arrays are known, none has been read."""
+class StoredArray:
+    """An array in a directory that Orbax wrote."""
 
     directory: Path
-    # What Orbax knows of each array: name, shape, dtype, sharding.
-    metadata: Mapping[str, Any]
+    name: str
+    shape: tuple[int, ...]
+    dtype: Any
+    sharding: Any  # as it was saved
     options: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class OrbaxArrays:
+    """Arrays of a checkpoint by path: they are known, none has been read."""
+
+    stored: Mapping[str, StoredArray]
 
     @property
     def leaves(self) -> dict[str, jax.ShapeDtypeStruct]:
         """The shape and dtype of each array."""
-        return {path: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for path, leaf in self.metadata.items()}
+        return {path: jax.ShapeDtypeStruct(array.shape, array.dtype) for path, array in self.stored.items()}
 
-    def read(self, path: str, leaf: jax.ShapeDtypeStruct, sharding: jax.sharding.Sharding | None) -> jax.Array:
+    def read(
+        self, path: str, leaf: jax.ShapeDtypeStruct | jax.Array, sharding: jax.sharding.Sharding | None
+    ) -> jax.Array:
         """One array, by TensorStore: Orbax raises in the background on a damaged file, without the name of the array."""
-        with _damage_named(self.directory, path):
-            stored = self.metadata[path]
+        stored = self.stored[path]
+        with _damage_named(stored.directory, path):
             spec = {
-                "driver": "zarr3" if self.options.get("use_zarr3") else "zarr",
-                "kvstore": _kvstore(self.directory, f"{stored.name}/"),
+                "driver": "zarr3" if stored.options.get("use_zarr3") else "zarr",
+                "kvstore": _kvstore(stored.directory, f"{stored.name}/"),
                 # Older writers leave out chunks that are all zero; of newer ones, an absent chunk is damage.
-                "fill_missing_data_reads": not self.options.get("store_array_data_equal_to_fill_value"),
+                "fill_missing_data_reads": not stored.options.get("store_array_data_equal_to_fill_value"),
             }
             # Devices that want parts of the same chunk share one decoding of it.
             cache = leaf.size * stored.dtype.itemsize if sharding and len(sharding.device_set) > 1 else 0
@@ -50,7 +61,7 @@ class OrbaxArrays:
 
 
 def place(
-    leaf: jax.ShapeDtypeStruct,
+    leaf: jax.ShapeDtypeStruct | jax.Array,
     sharding: jax.sharding.Sharding | None,
     part: Callable[[tuple[slice, ...]], np.ndarray],
 ) -> jax.Array:
@@ -60,8 +71,8 @@ def place(
     return jax.make_array_from_callback(leaf.shape, sharding, part)  # type: ignore[arg-type]
 
 
-def open_arrays(directory: Path) -> OrbaxArrays:
-    """Open a directory that Orbax wrote; damage to its index or metadata is an error here."""
+def open_arrays(directory: Path) -> dict[str, StoredArray]:
+    """The arrays in a directory that Orbax wrote, by path; damage to its index or metadata is an error here."""
     with _damage_named(directory, "its metadata"):
         for path in directory.rglob("*"):
             if not path.is_file() and not path.is_dir():  # opening a pipe would block
@@ -85,22 +96,24 @@ def open_arrays(directory: Path) -> OrbaxArrays:
         }
         if not_arrays := [path for path, leaf in metadata.items() if not hasattr(leaf, "shape")]:
             raise ValueError(f"{not_arrays[0]} is no array")
-    return OrbaxArrays(directory, metadata, options)
+    return {
+        path: StoredArray(directory, leaf.name, leaf.shape, leaf.dtype, leaf.sharding, options)
+        for path, leaf in metadata.items()
+    }
 
 
-def open_params(directory: Path) -> tuple[OrbaxArrays, bool]:
+def open_params(directory: Path) -> tuple[dict[str, StoredArray], bool]:
     """The `params/` of a checkpoint, and whether every path in it ends in `value`, as OpenPI's training writes them."""
     arrays = open_arrays(directory)
-    if not arrays.metadata or not all(path.startswith("params/") for path in arrays.metadata):
-        held = dict.fromkeys(path.split("/")[0] for path in arrays.metadata)
+    if not arrays or not all(path.startswith("params/") for path in arrays):
+        held = dict.fromkeys(path.split("/")[0] for path in arrays)
         raise CheckpointError(
             f"{directory} holds {', '.join(held) or 'nothing'}, not the parameters of a policy alone: "
             "name the checkpoint directory that has params/ in it."
         )
-    trained = all(path.endswith("/value") for path in arrays.metadata)
+    trained = all(path.endswith("/value") for path in arrays)
     suffix = "/value" if trained else ""
-    named = {path.removeprefix("params/").removesuffix(suffix): leaf for path, leaf in arrays.metadata.items()}
-    return replace(arrays, metadata=named), trained
+    return {path.removeprefix("params/").removesuffix(suffix): leaf for path, leaf in arrays.items()}, trained
 
 
 def _kvstore(directory: Path, path: str = "") -> dict[str, Any]:

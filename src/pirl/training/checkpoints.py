@@ -1,4 +1,4 @@
-"""Checkpoints of a run: the full state, to resume bit for bit, and the OpenPI policy, to deploy; which are kept."""
+"""Checkpoints of a run: in each the OpenPI policy, to deploy, and what else it takes to resume bit for bit."""
 
 import concurrent.futures
 import contextlib
@@ -11,8 +11,7 @@ import math
 import os
 import re
 import shutil
-import zlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any
 
@@ -23,44 +22,52 @@ from jaxtyping import PyTree
 from pirl.config import CheckpointConfig
 from pirl.envs.evaluation import versions
 from pirl.errors import CheckpointError, in_one_line
-from pirl.files import atomic_replace, remove_directory, restore_replaced, write_file
-from pirl.interop.checkpoint import DESCRIPTION_FILE, CheckpointWriter, check_target
+from pirl.files import (
+    DamageError,
+    atomic_replace,
+    check_files,
+    read_record,
+    remove_directory,
+    restore_replaced,
+    write_file,
+    write_record,
+)
+from pirl.interop.checkpoint import DESCRIPTION_FILE, PolicyFiles, check_path, params_tree
 from pirl.interop.norm_stats import NormStats
-from pirl.interop.orbax import quiet_orbax
+from pirl.interop.orbax import OrbaxArrays, open_arrays, open_params, quiet_orbax
 from pirl.models import Pi0, get_parameters
 from pirl.models.pi0 import nest
-from pirl.run_files import RunFiles, saved_steps
+from pirl.run_files import TRAIN_STATE, RunFiles, saved_steps
 from pirl.training.distributed import all_gather, barrier, broadcast, is_main_process
 from pirl.training.sharding import named_leaves
 
-FILE_NAME = "state.json"
-ARRAYS = "arrays"
+RECORD_FILE = "state.json"
 _PATIENCE = 7 * 24 * 3600  # seconds
+_SMALL = 2.0**20  # bytes: larger files hold arrays
 _logger = logging.getLogger(__name__)
 
 
-class DamageError(Exception):
-    """Why a saved state cannot be read."""
-
-
 class Checkpoints:
-    """Saves and restores the state of a run, and the policy with it.
+    """Saves and restores the checkpoints of a run.
 
-    A save goes on in the background once the arrays are copied. The policy appears first, then the state, each in one
-    rename: a state always has its policy, and a killed process leaves only hidden remains, which the next one removes.
-    Kept are the newest `max_to_keep` steps, one of every `keep_period`, and the policy that was best by `best_metric`
+    One is `STEP/` with the policy (`params/`, `assets/`, `pirl.json`), `train_state/` with those arrays of the state that
+    are not in `params/`, and `state.json`. A save goes on in the background once the arrays are copied. The directory
+    appears whole, in one rename; a killed process leaves only hidden remains, which the next one removes.
+    Kept are the newest `max_to_keep`, and the policies of one in every `keep_period` and of the best by `best_metric`
     (the earliest of equals), which `checkpoints/best.json` names.
     """
 
     def __init__(self, run: RunFiles, config: CheckpointConfig) -> None:
         self._run, self._config = run, config
+        check_path(run.checkpoints)
         if is_main_process():
             _sweep(run)
-            if not saved_steps(run.states) and (policies := saved_steps(run.policies)):
+            held = sorted(entry.name for entry in run.checkpoints.glob("*") if entry.is_dir())
+            if held and not saved_steps(run.checkpoints, resumable=True):
                 raise CheckpointError(
-                    f"{run.policies} has policies up to step {policies[-1]}, but {run.states} has no state to resume "
-                    "from: put one back from a copy, or begin another run (--exp-name) from the policy of this one "
-                    f"(--checkpoint {run.path}). To begin this one again, and lose them, give --overwrite."
+                    f"{run.checkpoints} has no state to resume from, only {', '.join(held)}: put one back from a copy, "
+                    f"or begin another run (--exp-name) from a policy of this one (--checkpoint {run.path}). To begin "
+                    "this one again, and lose them, give --overwrite."
                 )
             _record_best(run, config)
         barrier()  # nobody looks before it is swept
@@ -68,9 +75,7 @@ class Checkpoints:
         self._quiet.enter_context(quiet_orbax())
         # Orbax gives up after ten minutes, which a large state may need; of several hosts one may be gone.
         patience = _PATIENCE if jax.process_count() == 1 else None
-        self._checkpointer, self._policy_checkpointer = (
-            ocp.AsyncCheckpointer(ocp.PyTreeCheckpointHandler(), timeout_secs=patience) for _ in range(2)
-        )
+        self._checkpointer = ocp.AsyncCheckpointer(ocp.CompositeCheckpointHandler(), timeout_secs=patience)
         self._background = concurrent.futures.ThreadPoolExecutor(1, "checkpoints")
         self._pending: concurrent.futures.Future[None] | None = None
 
@@ -93,44 +98,36 @@ class Checkpoints:
         self.wait()
         finite = {name: float(value) for name, value in metrics.items() if math.isfinite(value)}
         known = {"step": step, "progress": step if progress is None else progress, "metrics": finite}
-        leaves = named_leaves(state)
-        record = make_record(leaves, {**known, "host": dict(host), "metadata": dict(metadata), "versions": versions()})
-        partials = [directory / f".{step}.partial" for directory in (self._run.states, self._run.policies)]
+        params, leaves = get_parameters(policy), named_leaves(state)
+        facts = {**known, "host": dict(host), "metadata": dict(metadata), "versions": versions()}
+        record = make_record(leaves, params, facts)
+        partial = self._run.checkpoints / f".{step}.partial"
         try:
-            writer = CheckpointWriter(
-                get_parameters(policy), policy.config, norm_stats=norm_stats, metadata={**record["metadata"], **known}
-            )
+            files = PolicyFiles(params, policy.config, norm_stats, {**record["metadata"], **known})
             if is_main_process():
-                check_target(self._run.policies / str(step), overwrite=True)
-                for partial in partials:
-                    shutil.rmtree(partial, ignore_errors=True)
-                    partial.mkdir(parents=True)
+                self._run.checkpoints.mkdir(parents=True, exist_ok=True)
+                _sweep(self._run)
             barrier()  # nobody writes into what is not there
-            self._checkpointer.save(partials[0] / ARRAYS, args=ocp.args.PyTreeSave(nest(leaves)))
-            writer.save_arrays(partials[1], self._policy_checkpointer)
+            own = nest({name: leaf for name, leaf in leaves.items() if record["leaves"][name][2] is None})
+            items = {"params": ocp.args.PyTreeSave(params_tree(params)), TRAIN_STATE: ocp.args.PyTreeSave(own)}
+            self._checkpointer.save(partial, args=ocp.args.Composite(**items))
         except Exception as error:
-            raise self._failure(step, partials, _reason(error)) from error
+            raise self._failure(step, _reason(error)) from error
 
-        def complete_policy() -> None:
-            writer.complete(partials[1])
-            atomic_replace(partials[1], self._run.policies / str(step))
-
-        def complete_state() -> None:
-            write_record(partials[0], record)
-            atomic_replace(partials[0], self._run.states / str(step))
+        def complete() -> None:
+            files.write(partial)
+            write_record(partial / RECORD_FILE, record)
+            atomic_replace(partial, self._run.checkpoints / str(step))
             _record_best(self._run, self._config)
             make_room(self._run, self._config, step)
 
-        parts = ((self._policy_checkpointer, complete_policy), (self._checkpointer, complete_state))
-
         def finish() -> None:
-            for checkpointer, complete in parts:
-                reasons = all_gather(_attempt(step, checkpointer.wait_until_finished), "checkpoints")
-                if not any(reasons):
-                    reasons = [broadcast(functools.partial(_attempt, step, complete), "checkpoints")]
-                if reason := next(filter(None, reasons), None):
-                    # Not from the error: its frames hold Orbax's other failed writes, which complain when they go.
-                    raise self._failure(step, partials, reason)
+            reasons = all_gather(_attempt(step, self._checkpointer.wait_until_finished), "checkpoints")
+            if not any(reasons):
+                reasons = [broadcast(functools.partial(_attempt, step, complete), "checkpoints")]
+            if reason := next(filter(None, reasons), None):
+                # Not from the error: its frames hold Orbax's other failed writes, which complain when they go.
+                raise self._failure(step, reason)
 
         self._pending = self._background.submit(finish)
 
@@ -142,12 +139,12 @@ class Checkpoints:
             pending.result()
 
     def saved(self) -> list[int]:
-        """The steps there are full states of, as the first host sees them: others may see them a little later."""
-        return broadcast(lambda: saved_steps(self._run.states))
+        """The steps to resume from, as the first host sees them: others may see them a little later."""
+        return broadcast(lambda: saved_steps(self._run.checkpoints, resumable=True))
 
     def saved_between_iterations(self) -> list[int]:
         """Of these, the steps that a run can go back to with other rollouts."""
-        return broadcast(lambda: _between_iterations(self._run, saved_steps(self._run.states)))
+        return broadcast(lambda: _between_iterations(self._run))
 
     def latest(self) -> int | None:
         return max(self.saved(), default=None)
@@ -158,70 +155,57 @@ class Checkpoints:
         """The state of a step (by default the newest that is whole), laid out as `like` is, its `host`, and the step."""
         self.wait()
         failures = []
-        for candidate in choose_steps(self._run.states, self.saved() if among is None else among, step):
-            directory = self._run.states / str(candidate)
+        for candidate in choose_steps(self._run, self.saved() if among is None else among, step):
+            directory = self._run.checkpoints / str(candidate)
+            found, damage = None, None
             try:
-                self._check_on_all_hosts(directory)
-                return (*read_state(directory, like, self._checkpointer, contents=False), candidate)
-            except DamageError as damage:
-                failures.append(f"{directory} is damaged: {damage}")
-                if step is None:
-                    _logger.warning("%s. The checkpoint before it is taken, if there is one.", failures[-1])
-        listing = "".join(f"\n  {failure}" for failure in failures)
+                # The contents are the same for all; it is enough that one host reads them twice.
+                found = read_state(directory, like, contents_up_to=math.inf if is_main_process() else 0.0)
+            except DamageError as error:
+                damage = str(error)
+            # What one host cannot see, none of them takes.
+            damage = next(filter(None, all_gather(damage)), None)
+            if found is not None and damage is None:
+                return (*found, candidate)
+            failures.append(f"{directory} is damaged: {damage}")
+            if step is None:
+                _logger.warning("%s. The checkpoint before it is taken, if there is one.", failures[-1])
+        listing = "\n  ".join(failures)
         raise CheckpointError(
-            f"no checkpoint could be restored:{listing}\nPut one back from a copy, or begin another run (--exp-name) "
+            f"no checkpoint could be restored:\n  {listing}\nPut one back from a copy, or begin another run (--exp-name) "
             f"from the policy of this one (--checkpoint {self._run.path}), or this one again (--overwrite)."
         )
-
-    def _check_on_all_hosts(self, directory: Path) -> None:
-        """Raise a DamageError on all hosts if one of them cannot see all of it."""
-        damage = None
-        try:
-            # Its contents are the same for all; it is enough that one reads them twice.
-            check_files(directory, read_record(directory), contents=is_main_process())
-        except DamageError as error:
-            damage = str(error)
-        if found := next(filter(None, all_gather(damage)), None):
-            raise DamageError(found)
 
     def discard_after(self, step: int) -> None:
         self.wait()
         if is_main_process():
-            _keep_only(self._run, lambda saved: saved <= step)
+            kept = {saved for saved in saved_steps(self._run.checkpoints) if saved <= step}
+            _keep_only(self._run, resumable=kept, deployable=kept)
         barrier()
-
-    def close(self) -> None:
-        try:
-            self.wait()
-        finally:
-            self._background.shutdown()
-            for checkpointer in (self._checkpointer, self._policy_checkpointer):
-                with contextlib.suppress(Exception):  # of a save that failed, which was reported
-                    checkpointer.close()
-            self._quiet.close()
 
     def __enter__(self) -> "Checkpoints":
         return self
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         try:
-            self.close()
+            self.wait()
         except CheckpointError as failure:
             if error is None:
                 raise
             _logger.error("%s", failure)  # what ended the run matters more
+        finally:
+            self._background.shutdown()
+            with contextlib.suppress(Exception):  # of a save that failed, which was reported
+                self._checkpointer.close()
+            self._quiet.close()
 
-    def _failure(self, step: int, partials: Sequence[Path], reason: str) -> CheckpointError:
-        for checkpointer in (self._checkpointer, self._policy_checkpointer):
-            with contextlib.suppress(Exception):  # the arrays may still be on their way, and fail for the same reason
-                checkpointer.wait_until_finished()
+    def _failure(self, step: int, reason: str) -> CheckpointError:
+        with contextlib.suppress(Exception):  # the arrays may still be on their way, and fail for the same reason
+            self._checkpointer.wait_until_finished()
         gc.collect()
-        for partial in partials:
+        for partial in self._run.checkpoints.glob(f".{step}.partial*"):
             remove_directory(partial)
-        if is_main_process():
-            with contextlib.suppress(OSError):  # why the save failed matters more
-                _discard_first_policy(self._run, str(step))
-        saved = saved_steps(self._run.states)  # asking nobody: the others may not have failed
+        saved = saved_steps(self._run.checkpoints, resumable=True)  # asking nobody: the others may not have failed
         older = f"The newest that is whole is that of step {saved[-1]}" if saved else "There is no other one"
         return CheckpointError(
             f"the checkpoint of step {step} could not be written in {self._run.checkpoints}: {reason}. "
@@ -248,73 +232,64 @@ def _reason(error: Exception) -> str:
 
 
 def _record_best(run: RunFiles, config: CheckpointConfig) -> None:
-    """Bring best.json up to date with the states there are: a process may have died before it got to it."""
-    metric, best = config.best_metric, _read_object(run.best_file)
-    if metric is None:
-        return
-    values = {best["step"]: best["value"]} if best.get("metric") == metric else {}
-    for step in saved_steps(run.states):
-        with contextlib.suppress(DamageError):
-            metrics = read_record(run.states / str(step))["metrics"]
-            if metric in metrics and (run.policies / str(step)).is_dir():
-                values[step] = metrics[metric]
-    if values:
+    """Bring best.json up to date with the policies there are: the best one so far is always among them."""
+    metric = config.best_metric
+    metrics = {step: _described(run, step).get("metrics", {}) for step in saved_steps(run.checkpoints)}
+    if values := {step: of_step[metric] for step, of_step in metrics.items() if metric in of_step}:
         sign = 1 if config.best_mode == "max" else -1
-        step = max(values, key=lambda step: (sign * values[step], -step))
-        now = {"step": step, "metric": metric, "value": values[step]}
-        if now != best:
-            write_file(run.best_file, json.dumps(now) + "\n")
+        best = max(values, key=lambda step: (sign * values[step], -step))
+        found = {"step": best, "metric": metric, "value": values[best]}
+        if found != _read_object(run.best_file):
+            write_file(run.best_file, json.dumps(found) + "\n")
 
 
 def make_room(run: RunFiles, config: CheckpointConfig, step: int) -> None:
     """Delete what need not be kept after the save of a step; later ones, from before a rollback, too."""
-    states, policies = ([s for s in saved_steps(place) if s <= step] for place in (run.states, run.policies))
-    kept = {step, *_between_iterations(run, states)[-config.max_to_keep :]}
+    steps = [saved for saved in saved_steps(run.checkpoints) if saved <= step]
+    between = [saved for saved in _between_iterations(run) if saved <= step]
+    periodic: set[int] = set()
     if period := config.keep_period:
         # The first of each period: where several updates are made at a time, progress does not meet its multiples.
-        about = [_read_object(run.policies / str(saved) / DESCRIPTION_FILE) for saved in policies]
-        progress = [0, *(found.get("progress", saved) for found, saved in zip(about, policies, strict=True))]
+        progress = [0, *(_described(run, saved).get("progress", saved) for saved in steps)]
         passed = [now // period > before // period for before, now in itertools.pairwise(progress)]
-        kept |= set(itertools.compress(policies, passed))
-    _keep_only(run, lambda saved: saved in kept)
+        periodic = set(itertools.compress(steps, passed))
+    _keep_only(run, resumable={step, *between[-config.max_to_keep :]}, deployable=periodic)
 
 
-def _keep_only(run: RunFiles, is_kept: Callable[[int], bool]) -> None:
-    """Delete all other states, then policies but for the best, so that no state is ever without its policy."""
+def _keep_only(run: RunFiles, *, resumable: Set[int], deployable: Set[int]) -> None:
+    """Delete all but these, of those to deploy, and of the best, what it takes to resume."""
     best = _read_object(run.best_file).get("step")
-    for place in (run.states, run.policies):
-        for step in saved_steps(place):
-            if not is_kept(step) and not (place == run.policies and step == best):
-                _discard(place / str(step))
+    for step in saved_steps(run.checkpoints):
+        if step in resumable:
+            continue
+        directory, hidden = run.checkpoints / str(step), run.checkpoints / f".{step}.discarded"
+        discarded = directory / TRAIN_STATE if step in deployable or step == best else directory
+        if discarded.is_dir():
+            discarded.rename(hidden)  # in one step, as it came
+            shutil.rmtree(hidden, ignore_errors=True)
+        (directory / RECORD_FILE).unlink(missing_ok=True)
 
 
-def _between_iterations(run: RunFiles, steps: Sequence[int]) -> list[int]:
+def _between_iterations(run: RunFiles) -> list[int]:
     """Without the states of a run that was stopped within an iteration, which need the rollouts of that iteration."""
-    hosts = (_read_object(run.states / str(step) / FILE_NAME).get("host", {}) for step in steps)
-    return [step for step, host in zip(steps, hosts, strict=True) if not host.get("within_iteration")]
+    return [
+        step
+        for step in saved_steps(run.checkpoints, resumable=True)
+        if not _read_object(run.checkpoints / str(step) / RECORD_FILE).get("host", {}).get("within_iteration")
+    ]
 
 
 def _sweep(run: RunFiles) -> None:
     """Remove what a process that died left behind, and put back what it had only put aside."""
-    for entry in [*run.states.glob(".*.replaced"), *run.policies.glob(".*.replaced")]:
+    for entry in run.checkpoints.glob(".*.replaced"):
         restore_replaced(entry.with_name(entry.name.removeprefix(".").removesuffix(".replaced")))
-    for entry in run.states.glob(".*.partial"):
-        _discard_first_policy(run, entry.name.removeprefix(".").removesuffix(".partial"))
-    for entry in [*run.states.glob(".*"), *run.policies.glob(".*")]:
-        shutil.rmtree(entry, ignore_errors=True)
+    for entry in run.checkpoints.glob(".*"):
+        entry.unlink() if entry.is_file() else shutil.rmtree(entry, ignore_errors=True)
 
 
-def _discard_first_policy(run: RunFiles, step: str) -> None:
-    """Delete the first policy of a run if its state did not follow: so where there are policies, states were, too."""
-    if not saved_steps(run.states) and (run.policies / step).is_dir():
-        _discard(run.policies / step)
-
-
-def _discard(directory: Path) -> None:
-    hidden = directory.with_name(f".{directory.name}.discarded")
-    shutil.rmtree(hidden, ignore_errors=True)
-    directory.rename(hidden)
-    shutil.rmtree(hidden, ignore_errors=True)
+def _described(run: RunFiles, step: int) -> dict[str, Any]:
+    """What pirl.json says."""
+    return _read_object(run.checkpoints / str(step) / DESCRIPTION_FILE)
 
 
 def _read_object(file: Path) -> dict[str, Any]:
@@ -327,124 +302,75 @@ def _read_object(file: Path) -> dict[str, Any]:
 # --- reading a state --------------------------------------------------------------------------------------------------
 
 
-def choose_steps(states: Path, saved: Sequence[int], step: int | None) -> list[int]:
+def choose_steps(run: RunFiles, saved: Sequence[int], step: int | None) -> list[int]:
     """Of the saved steps the one that is wanted, or all, the newest first; an error if there is none."""
     if step is None and saved:
         return sorted(saved, reverse=True)
     if step is not None and step in saved:
         return [step]
-    of_step, there = (
-        "" if step is None else f" of step {step}",
-        f"; it has {', '.join(map(str, saved))}" if saved else "",
-    )
-    raise CheckpointError(f"{states} has no state{of_step}{there}.")
+    of_step = "" if step is None else f" of step {step}"
+    there = f"; it has {', '.join(map(str, saved))}" if saved else ""
+    raise CheckpointError(f"{run.checkpoints} has no state{of_step}{there}.")
 
 
-def read_state(
-    directory: Path, like: PyTree, checkpointer: Any, *, contents: bool = True
-) -> tuple[PyTree, dict[str, Any]]:
-    """The state in a directory, laid out as `like` is, and its `host`; looks for changed bytes first (`contents`)."""
-    record = read_record(directory)
-    check_files(directory, record, contents=contents)
+def read_state(directory: Path, like: PyTree, *, contents_up_to: float = math.inf) -> tuple[PyTree, dict[str, Any]]:
+    """The state in a checkpoint, laid out as `like` is, and its `host`; `contents_up_to` as of `check_files`."""
+    record = read_record(directory / RECORD_FILE)
+    check_files(directory, record, contents_up_to=contents_up_to)
+    wanted = named_leaves(like)
+    check_leaves(directory, record, wanted)
     default = jax.sharding.SingleDeviceSharding(jax.devices()[0])
-    leaves = {
-        name: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding or default)
-        for name, leaf in named_leaves(like).items()
-    }
-    check_leaves(directory, record, leaves)
-    tree = nest(leaves)
-    arguments = ocp.args.PyTreeRestore(item=tree, restore_args=ocp.checkpoint_utils.construct_restore_args(tree))
     try:
-        arrays = named_leaves(checkpointer.restore(directory / ARRAYS, args=arguments))
-    except (MemoryError, jax.errors.JaxRuntimeError):
-        raise
-    except Exception as error:  # TensorStore's arrive as bare Exceptions
+        arrays = open_state_arrays(directory, record)
+        leaves = [arrays.read(name, leaf, leaf.sharding or default) for name, leaf in wanted.items()]
+    except CheckpointError as error:
         raise DamageError(in_one_line(error)) from error
-    return jax.tree.unflatten(jax.tree.structure(like), [arrays[name] for name in leaves]), record["host"]
+    return jax.tree.unflatten(jax.tree.structure(like), leaves), record["host"]
 
 
-# --- the record beside the arrays -------------------------------------------------------------------------------------
-
-
-def make_record(leaves: Mapping[str, Any], facts: Mapping[str, Any]) -> dict[str, Any]:
-    """The record as it will be read again, taken now: what it was made from changes while it is being written."""
+def open_state_arrays(directory: Path, record: Mapping[str, Any]) -> OrbaxArrays:
+    """The arrays of the state in a checkpoint: its own, and those that are the policy's."""
     try:
-        return dict(json.loads(json.dumps({**facts, "leaves": _describe(leaves)})))
+        own, params = open_arrays(directory / TRAIN_STATE), open_params(directory / "params")[0]
+        leaves = record["leaves"].items()
+        return OrbaxArrays({name: own[name] if path is None else params[path] for name, (_, _, path) in leaves})
+    except (CheckpointError, KeyError, ValueError, TypeError, AttributeError) as error:
+        raise DamageError(in_one_line(error)) from error
+
+
+def newest_whole(run: RunFiles) -> Path | None:
+    """The newest checkpoint to resume from, as far as can be told without reading its arrays."""
+    for step in reversed(saved_steps(run.checkpoints, resumable=True)):
+        directory = run.checkpoints / str(step)
+        with contextlib.suppress(DamageError):
+            check_files(directory, read_record(directory / RECORD_FILE), contents_up_to=_SMALL)
+            return directory
+    return None
+
+
+def make_record(leaves: Mapping[str, Any], params: Mapping[str, Any], facts: Mapping[str, Any]) -> dict[str, Any]:
+    """The record as it will be read again, taken now: what it was made from changes while it is being written.
+
+    Of each leaf it has the shape, the dtype, and, where it is the very array of a parameter, which one.
+    """
+    paths = {id(leaf): path for path, leaf in params.items()}
+    described = {name: (leaf.shape, str(leaf.dtype), paths.get(id(leaf))) for name, leaf in leaves.items()}
+    try:
+        return dict(json.loads(json.dumps({**facts, "leaves": described})))
     except TypeError as error:
         raise CheckpointError(f"the host's state and the metadata cannot be written as JSON: {error}.") from error
 
 
-def write_record(directory: Path, record: Mapping[str, Any]) -> None:
-    """Write it with the sizes and checksums of all files: TensorStore does not notice changed bytes."""
-    files = {str(file.relative_to(directory)): file for file in directory.rglob("*") if file.is_file()}
-    sizes = [file.stat().st_size for file in files.values()]
-    whole = {**record, "files": dict(zip(files, zip(sizes, _checksums(files.values()), strict=True), strict=True))}
-    text = json.dumps(whole)
-    with (directory / FILE_NAME).open("w", encoding="utf-8") as file:
-        file.write(json.dumps({**whole, "checksum": zlib.crc32(text.encode())}))
-        file.flush()
-        os.fsync(file.fileno())  # older states are deleted next, and the power may fail
-
-
-def read_record(directory: Path) -> dict[str, Any]:
-    try:
-        record = json.loads((directory / FILE_NAME).read_text(encoding="utf-8"))
-        checksum = record.pop("checksum")
-    except (OSError, ValueError, RecursionError, AttributeError, TypeError, KeyError) as error:
-        raise DamageError(f"{FILE_NAME} cannot be read ({in_one_line(error)})") from error
-    if checksum != zlib.crc32(json.dumps(record).encode()):
-        raise DamageError(f"{FILE_NAME} does not hold what was written")
-    return dict(record)
-
-
-def check_files(directory: Path, record: Mapping[str, Any], *, contents: bool = True) -> None:
-    """Raise a DamageError if a file is missing, of another size, or (by its `contents`, all of them) changed."""
-    for name, (size, _) in record["files"].items():
-        file = directory / name
-        if not file.is_file():
-            raise DamageError(f"{name} is missing")
-        if (found := file.stat().st_size) != size:
-            raise DamageError(f"{name} has {found} bytes instead of {size}")
-    if not contents:
-        return
-    try:
-        checksums = _checksums(directory / name for name in record["files"])
-    except OSError as error:
-        raise DamageError(f"it cannot be read ({in_one_line(error)})") from error
-    for (name, (_, checksum)), seen in zip(record["files"].items(), checksums, strict=True):
-        if seen != checksum:
-            raise DamageError(f"{name} does not hold what was written")
-
-
 def check_leaves(directory: Path, record: Mapping[str, Any], leaves: Mapping[str, Any]) -> None:
     """Raise with every leaf that is missing, extra, or of another shape or dtype."""
-    saved, wanted = record["leaves"], _describe(leaves)
-    problems = [f"{name}: not in the checkpoint" for name in sorted(wanted.keys() - saved.keys())]
-    problems += [f"{name}: only in the checkpoint" for name in sorted(saved.keys() - wanted.keys())]
-    for name, (shape, dtype) in wanted.items():
-        if name in saved and saved[name] != [shape, dtype]:
-            there = f"{saved[name][1]}{saved[name][0]}"
-            problems.append(f"{name}: {there} in the checkpoint, {dtype}{shape} in the run")
-    if problems:
-        listing = "".join(f"\n  {problem}" for problem in problems)
-        raise CheckpointError(
-            f"the checkpoint {directory} is not of this learner; {len(problems)} of its arrays differ:{listing}"
+    saved = {name: f"{dtype}{shape}" for name, (shape, dtype, _) in record["leaves"].items()}
+    wanted = {name: f"{leaf.dtype}{list(leaf.shape)}" for name, leaf in leaves.items()}
+    differing = [name for name in sorted(saved.keys() | wanted.keys()) if saved.get(name) != wanted.get(name)]
+    if differing:
+        listing = "".join(
+            f"\n  {name}: {saved.get(name, 'absent')} in the checkpoint, {wanted.get(name, 'absent')} in the run"
+            for name in differing
         )
-
-
-def _describe(leaves: Mapping[str, Any]) -> dict[str, list[Any]]:
-    return {name: [list(leaf.shape), str(leaf.dtype)] for name, leaf in leaves.items()}
-
-
-def _checksums(files: Iterable[Path]) -> list[int]:
-    """Of each file, several at a time: states are large, and this lets other threads go on."""
-
-    def checksum(file: Path) -> int:
-        value = 0
-        with file.open("rb") as content:
-            while block := content.read(1 << 20):
-                value = zlib.crc32(block, value)
-        return value
-
-    with concurrent.futures.ThreadPoolExecutor() as threads:
-        return list(threads.map(checksum, files))
+        raise CheckpointError(
+            f"the checkpoint {directory} is not of this learner; {len(differing)} of its arrays differ:{listing}"
+        )

@@ -134,10 +134,9 @@ class UpdateGuard:
             self._record(this, reason, values, jax.tree.map(lambda leaf, at=index: leaf[at], batch))
             if self.in_a_row >= self._config.max_skipped:
                 self._wait_for_checkpoints()
-                saved = saved_steps(self._run.states)
-                good = (
-                    f"The last good state is {self._run.states / str(saved[-1])}" if saved else "No state was saved yet"
-                )
+                saved = saved_steps(self._run.checkpoints, resumable=True)
+                newest = f"The last good state is {self._run.checkpoints / str(saved[-1])}" if saved else ""
+                good = newest or "No state was saved yet"
                 raise Diverged(
                     f"{self.in_a_row} updates in a row were skipped",
                     f"training stopped at step {this}: {self.in_a_row} updates in a row were skipped (in the last, "

@@ -9,22 +9,21 @@ from typing import Any
 
 import jax
 import numpy as np
-import orbax.checkpoint as ocp
 from jax.sharding import PartitionSpec
 from jaxtyping import Shaped
 
 from pirl.agents.common import Agent
 from pirl.config import RLTrainConfig, load_config
 from pirl.data import PolicyIO
-from pirl.errors import CheckpointError, ConfigError, did_you_mean, in_one_line
-from pirl.files import expand_home
+from pirl.errors import CheckpointError, ConfigError, did_you_mean
+from pirl.files import DamageError, expand_home, read_record
 from pirl.interop import open_checkpoint
 from pirl.interop.checkpoint import Checkpoint
-from pirl.interop.orbax import OrbaxArrays, open_arrays, quiet_orbax
+from pirl.interop.orbax import OrbaxArrays, StoredArray
 from pirl.models import abstract_model
-from pirl.run_files import RunFiles, refuse_directory_of_runs, saved_steps
+from pirl.run_files import TRAIN_STATE, RunFiles, refuse_directory_of_runs, saved_steps
 from pirl.training import sharding
-from pirl.training.checkpoints import ARRAYS, FILE_NAME, DamageError, choose_steps, read_record, read_state
+from pirl.training.checkpoints import RECORD_FILE, choose_steps, open_state_arrays, read_state
 from pirl.training.setup import agent_shapes, create_learner, set_up
 from pirl.training.sharding import named_leaves
 
@@ -99,41 +98,42 @@ def _group(path: str, depth: int) -> str:
 
 
 def open_state(path: Path, step: int | None = None) -> SavedState:
-    """The newest full state of a run (or that of a step), a state by its own directory, or a policy checkpoint."""
+    """The newest full state of a run (or that of a step), that of a checkpoint, or a policy alone."""
     directory = expand_home(path).absolute()
     run = RunFiles(directory)
-    if run.states.is_dir() or run.is_run:
-        chosen, *_ = choose_steps(run.states, saved_steps(run.states), step)
-        return _open_full(run.states / str(chosen), directory)
+    if saved_steps(run.checkpoints) or run.is_run:
+        return _open_full(_find_state(run, step))
     refuse_directory_of_runs(expand_home(path))
     if step is not None:
         raise ConfigError(f"a step is one of a run, and {path} is none: leave --step out.")
-    if (directory / FILE_NAME).is_file():
-        return _open_full(directory, directory.parents[2])
+    if (directory / TRAIN_STATE).is_dir():
+        return _open_full(directory)
     policy = open_checkpoint(directory)
     layout = planned_layout(policy.leaves, 1, 1)
     if isinstance(policy.arrays, OrbaxArrays):
-        layout = _saved_layout(policy.arrays.metadata)
+        layout = _saved_layout(policy.arrays.stored)
     return SavedState(f"the policy {path}", policy, layout)
 
 
-def _open_full(directory: Path, run: Path) -> SavedState:
+def _find_state(run: RunFiles, step: int | None) -> Path:
+    """The checkpoint of a step, or the newest one, with its train state."""
+    chosen, *_ = choose_steps(run, saved_steps(run.checkpoints, resumable=True), step)
+    return run.checkpoints / str(chosen)
+
+
+def _open_full(directory: Path) -> SavedState:
     try:
-        paths = list(read_record(directory)["leaves"])
-        arrays = open_arrays(directory / ARRAYS)
-        arrays = replace(arrays, metadata={path: arrays.metadata[path] for path in paths})
-    except KeyError as error:
-        raise CheckpointError(f"{directory} is damaged: {error} is missing.") from error
-    except (DamageError, ValueError, TypeError) as error:
-        raise CheckpointError(f"{directory} is damaged: {in_one_line(error)}.") from error
-    notes, config = [], None
+        arrays = open_state_arrays(directory, read_record(directory / RECORD_FILE))
+    except DamageError as error:
+        raise CheckpointError(f"{directory} is damaged: {error}.") from error
+    notes, config, run = [], None, directory.parent.parent
     try:
         config = load_config(RunFiles(run).config_file)
     except ConfigError as error:
         notes.append(f"dtypes were not compared with the configuration: {error}")
     store = Checkpoint(directory, "released", arrays, {})
     title = f"the state of step {directory.name} in {run.name}"
-    return SavedState(title, store, _saved_layout(arrays.metadata), config, notes)
+    return SavedState(title, store, _saved_layout(arrays.stored), config, notes)
 
 
 def planned_layout(leaves: Leaves, devices: int, fsdp_devices: int) -> Layout:
@@ -147,10 +147,10 @@ def planned_layout(leaves: Leaves, devices: int, fsdp_devices: int) -> Layout:
     return Layout(pieces, devices, fsdp_devices)
 
 
-def _saved_layout(tree: Mapping[str, Any]) -> Layout:
+def _saved_layout(stored: Mapping[str, StoredArray]) -> Layout:
     """The layout when the arrays were saved; replicated, where it was not written."""
     pieces, devices, fsdp = {}, 1, 1
-    for path, leaf in tree.items():
+    for path, leaf in stored.items():
         lengths = map(int, getattr(leaf.sharding, "shape", ()))
         sizes = dict(zip(getattr(leaf.sharding, "axis_names", ()), lengths, strict=True))
         spec = PartitionSpec(*(getattr(leaf.sharding, "partition_spec", None) or ()))
@@ -342,15 +342,13 @@ def _read(state: SavedState, path: str) -> Shaped[np.ndarray, "..."]:
 def load_agent(run: Path, step: int | None = None) -> tuple[Agent, PolicyIO]:
     """The learner of a run, by default at its newest step, and its conversion of the robot's data."""
     files = RunFiles(expand_home(run).resolve())
-    chosen, *_ = choose_steps(files.states, saved_steps(files.states), step)
-    directory = files.states / str(chosen)
+    directory = _find_state(files, step)
     config = load_config(files.config_file, None)
     # It may have been made where there are more devices, or others.
     config = replace(config, fsdp_devices=math.gcd(config.fsdp_devices, jax.device_count()))
     setup = set_up(config, resumed=files, progress=False)
     try:
-        with quiet_orbax(), ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
-            agent, _ = read_state(directory, agent_shapes(setup), checkpointer)
+        agent, _ = read_state(directory, agent_shapes(setup))
     except DamageError as damage:
         raise CheckpointError(f"{directory} is damaged: {damage}.") from damage
     return agent, setup.policy_io

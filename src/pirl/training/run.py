@@ -112,7 +112,7 @@ class RunDirectory(RunFiles):
         """Delete a run that this process has begun, if nothing has come of it, so that its name can be used again."""
         if self._config_text is not None:
             return  # what is there is the run whose place it would have taken
-        kept = [self.states, self.bad_batches, self.replay]
+        kept = [self.checkpoints, self.bad_batches, self.replay]
         has_metrics = self.metrics_file.exists() and self.metrics_file.stat().st_size > 0
         if not self.is_resumed and not has_metrics and not any(place.exists() for place in kept):
             with contextlib.suppress(OSError):
@@ -141,7 +141,7 @@ def _prepare(run: RunFiles, config: dict[str, Any], resume: bool, overwrite: boo
     """With the lock held: check the request, and return the metadata of the run."""
     _refuse_foreign(run)  # again: it may have become a run since
     exists = _holds_run(run)
-    reached = max(saved_steps(run.states), default=0)
+    reached = max(saved_steps(run.checkpoints, resumable=True), default=0)
     now = datetime.now(UTC).isoformat(timespec="seconds")
     command = shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
     if exists and resume:

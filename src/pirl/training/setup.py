@@ -50,7 +50,8 @@ from pirl.files import cache_directory, expand_home
 from pirl.interop.checkpoint import check_match, load_policy, open_checkpoint
 from pirl.interop.norm_stats import NormStats, read_norm_stats
 from pirl.models import Pi0, Tokenizer, abstract_model, create_model
-from pirl.run_files import RunFiles, saved_steps
+from pirl.run_files import RunFiles
+from pirl.training.checkpoints import newest_whole
 from pirl.training.health import guarded
 from pirl.training.sharding import ParameterSharding, make_host_mesh, make_mesh
 
@@ -373,7 +374,7 @@ def _statistics(
     if data.norm_stats == "dataset":
         assert dataset is not None
         return asset_id, dict(dataset_norm_stats(dataset, robot, config.model.action_horizon, **samples))
-    if data.norm_stats != "checkpoint" and not (resumed is not None and saved_steps(resumed.policies)):
+    if data.norm_stats != "checkpoint" and not (resumed is not None and newest_whole(resumed)):
         file = expand_home(data.norm_stats)
         stats = read_norm_stats(file / "norm_stats.json" if file.is_dir() else file)
         if missing := sorted({"state", "actions"} - set(stats)):
@@ -389,10 +390,9 @@ def _statistics(
 
 
 def _beginning(config: RLTrainConfig, resumed: RunFiles | None) -> Path | None:
-    """The newest policy of the resumed run, else the checkpoint to start from."""
-    written = [] if resumed is None else saved_steps(resumed.policies)
-    if resumed is not None and written:
-        return resumed.policies / str(written[-1])
+    """The newest checkpoint of the resumed run, else the one to start from."""
+    if resumed is not None and (newest := newest_whole(resumed)):
+        return newest
     return None if config.checkpoint is None else find_policy(expand_home(config.checkpoint))
 
 

@@ -112,7 +112,7 @@ def train(config: RLTrainConfig, *, exp_name: str, resume: bool = False, overwri
         run.note(stopped=interrupted)
         is_idle = (state.step, stream.progress) == began
         display.say(_closing_line(config, state.step, stream.progress, interrupted, stopped_early, is_idle))
-        display.say(f"policy: {run.policies / str(checkpoints.latest())}")
+        display.say(f"policy: {run.checkpoints / str(checkpoints.latest())}")
     return stop.exit_code
 
 
