@@ -54,5 +54,5 @@ def test_what_pirl_does_not_know_is_trained_evaluated_and_resumed(workplace):
     losses = {line["step"]: line["loss"] for line in lines if "loss" in line}
     assert {1, 2, 3, 4, 5} <= losses.keys()
     assert np.isfinite(list(losses.values())).all()
-    assert set(open_checkpoint(Path("runs/mine/checkpoints/policy/6")).norm_stats()) == {"blind"}
+    assert set(open_checkpoint(Path("runs/mine/checkpoints/6")).norm_stats()) == {"blind"}
     assert json.loads(Path("success.json").read_text())["summary"]["finished"] == 2
