@@ -46,8 +46,8 @@ OTHERS = {
     "condition": ("--agent.actor-mode", "condition"),
     "frozen": ("--agent.freeze", "vision,language"),
 }
-POLICIES = (*CLONES, "acrlpd", "acrlpd_best_of_n", *OTHERS, *CONTROLS)
-PIXELS_ONLY = ("condition", "frozen", "blind_critic", "perfect_critic")
+POLICIES = (*CLONES, "acrlpd", "acrlpd_best_of_n", *OTHERS, "frozen_best_of_n", *CONTROLS)
+PIXELS_ONLY = ("condition", "frozen", "frozen_best_of_n", "blind_critic", "perfect_critic")
 # The run that each starts from, BC on successes if not said: BC first, then its successes only.
 STARTS = {"bc": None, "bc_only_successes": None, "bc_more": "bc", "bc_successes": "bc"}
 # Updates of a clone: with more of them, it has made as many in all as ACRLPD's policy; from successes only, as many as
@@ -62,7 +62,7 @@ UPDATES = {
     "bc_only_successes": CLONE_UPDATES,
 }
 # What is trained, by the policy that is measured.
-RUNS = {"acrlpd_best_of_n": "acrlpd", "perfect_choice": "acrlpd"}
+RUNS = {"acrlpd_best_of_n": "acrlpd", "frozen_best_of_n": "frozen", "perfect_choice": "acrlpd"}
 SAMPLES = 8
 HELD_OUT = 0  # seed of the starts
 SEEN_STATES = 3  # dimensions of the state beside the cameras: the gripper's
@@ -311,7 +311,7 @@ def train(cell: Cell, policy: str) -> float:
         arguments += ("--data.selection.success", "true") if "successes" in policy else ()
     else:
         arguments = ("train", learner, *common, "--online.env-steps", 0)
-        arguments += OTHERS.get(policy, ())
+        arguments += OTHERS.get(RUNS.get(policy, policy), ())
         control = ("--control", policy, "--states", cell.states) if policy in CONTROLS and policy not in RUNS else ()
     resume = ("--resume",) if (run / "lock").exists() else ()
     seconds = pirl(*arguments, *resume, control=control)
@@ -321,7 +321,7 @@ def train(cell: Cell, policy: str) -> float:
 
 def evaluate(cell: Cell, policy: str) -> tuple[list[int], int]:
     """Steps of the episodes that succeed, and the number of episodes."""
-    if policy == "acrlpd_best_of_n":  # as the run measured itself, at its end
+    if policy.endswith("best_of_n"):  # as the run measured itself, at its end
         file = newest_evaluation(cell.run(policy))
         assert file is not None
     else:

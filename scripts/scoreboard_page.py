@@ -24,6 +24,7 @@ POLICIES = {
     "awr": "awr, exported",
     "condition": "condition, exported",
     "frozen": "encoder frozen, exported",
+    "frozen_best_of_n": "encoder frozen, best of 8",
     "random_weights": "control: random weights",
     "blind_critic": "control: blind critics",
     "perfect_critic": "control: critics told the positions",
