@@ -19,6 +19,7 @@ POLICIES = {
     "bc_more": "BC, more updates",
     "bc_successes": "BC on successes",
     "bc_successes_more": "BC on successes, more updates",
+    "bc_only_successes": "BC on successes from scratch",
     "acrlpd": "ACRLPD, exported",
     "acrlpd_best_of_n": "ACRLPD, best of 8",
     "awr": "awr, exported",
