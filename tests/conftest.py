@@ -3,8 +3,10 @@
 import atexit
 import os
 import shutil
+import sys
 import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 
 import hypothesis
 import pytest
@@ -42,6 +44,19 @@ def unchecked_signatures() -> Iterator[None]:
     jaxtyping.config.update("jaxtyping_disable", True)
     yield
     jaxtyping.config.update("jaxtyping_disable", False)
+
+
+@pytest.fixture
+def fresh_modules(monkeypatch):
+    """Modules of examples come from where a test puts them, though another test may have loaded them from elsewhere."""
+    names = [file.stem for file in (Path(__file__).parents[1] / "examples").glob("*/*.py")]
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    loaded = {name: sys.modules.pop(name, None) for name in names}
+    yield
+    for name, module in loaded.items():
+        sys.modules.pop(name, None)
+        if module is not None:
+            sys.modules[name] = module
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ import re
 import shlex
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import jax
@@ -36,18 +35,6 @@ def blocks(page: str, language: str) -> list[str]:
 def commands(page: str, language: str = "bash") -> list[list[str]]:
     lines = "".join(blocks(page, language)).splitlines()
     return [words for line in lines if (words := shlex.split(line, comments=True))]
-
-
-@pytest.fixture
-def fresh_modules(monkeypatch):
-    """Modules of examples come from the workplace, though another test may have loaded them from elsewhere."""
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    loaded = {file.stem: sys.modules.pop(file.stem, None) for file in EXAMPLE}
-    yield
-    for name, module in loaded.items():
-        sys.modules.pop(name, None)
-        if module is not None:
-            sys.modules[name] = module
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,7 @@ LEARNER = "absolute.py:AbsoluteConfig"
 
 
 @pytest.fixture
-def workplace(tmp_path, monkeypatch):
+def workplace(tmp_path, monkeypatch, fresh_modules):
     """The environment and its adapter, the learner of the guide, and a robot that goes by its state alone."""
     for file in (ROOT / "examples" / "custom_env").glob("*.py"):
         shutil.copy(file, tmp_path)

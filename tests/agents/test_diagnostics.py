@@ -12,7 +12,7 @@ from critic_reference import q_logits
 from pirl.agents.acrlpd import ACRLPDAgent
 from pirl.agents.diagnostics import compute_auc, outcome_auc, pair_chunks
 from pirl.models import Observation
-from pirl.models.critic import CriticEnsemble
+from pirl.models.critic import CriticEnsemble, critic_values
 from pirl.models.pi0 import Prefix
 
 CAMERA = "base_0_rgb"
@@ -128,7 +128,7 @@ def test_the_critics_that_act_are_asked_as_they_act():
 
         def expected(params):
             every = np.broadcast_to(batch.actions[None, :, :H, :REAL], (8, 8, H, REAL))  # all chunks at all states
-            q = np.asarray(CRITIC.values(q_logits(params, CRITIC, prefix, every)), np.float64)
+            q = np.asarray(critic_values(CRITIC, q_logits(params, CRITIC, prefix, every)), np.float64)
             values = q.mean(axis=0) - agent.config.pessimism * q.std(axis=0)
             wins = [values[i, i] > values[i, (i - k) % 8] for i in np.flatnonzero(batch.success) for k in range(1, 7)]
             of_success, of_failure = (np.diag(values)[batch.success == outcome] for outcome in (True, False))
