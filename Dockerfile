@@ -13,7 +13,8 @@ ARG ACCELERATOR=cuda13
 RUN apt-get update \
     && apt-get install --yes --no-install-recommends python3 python3-venv libegl1 libosmesa6 libgl1-mesa-dri \
     && rm -rf /var/lib/apt/lists/* \
-    && useradd --create-home --uid 10001 pirl
+    && useradd --create-home --uid 10001 pirl \
+    && install --directory --owner 10001 /work
 
 COPY pyproject.toml constraints.txt README.md LICENSE /src/
 COPY src /src/src
@@ -26,6 +27,6 @@ ENV PATH=/opt/pirl/bin:$PATH
 # Runs, datasets and checkpoints are mounted here: docker run -v "$PWD:/work" …
 USER 10001
 WORKDIR /work
-RUN pirl doctor --runs-dir /tmp/runs
+RUN pirl doctor
 ENTRYPOINT ["pirl"]
 CMD ["doctor"]

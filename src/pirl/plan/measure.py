@@ -150,7 +150,7 @@ def measure(config: RLTrainConfig, topology: Topology, say: Say) -> Measurement:
     other = unit * (config.batch_size // unit // 2 or 2)
     # No products by Triton: their tiles are chosen by trying them on a GPU, and by guessing some do not compile.
     cublas = {"xla_gpu_enable_triton_gemm": False, "xla_gpu_gemm_rewrite_size_threshold": 0}
-    options: Any = cublas if topology.platform == "gpu" and devices[0].platform != "cpu" else None
+    options: Any = cublas if topology.described_gpu else None
     temporary: dict[str, float] = {}
     padding, sent, products, refused = 0, None, 0.0, ""
     for size in (config.batch_size, other):

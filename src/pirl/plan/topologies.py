@@ -31,7 +31,12 @@ class Topology:
     @property
     def simulated(self) -> bool:
         """Whether CPU devices stand in for them in the compiler."""
-        return self.name != "here" and (self.platform == "cpu" or (self.platform == "gpu" and not compiles_for_gpus()))
+        return self.name != "here" and self.platform != "tpu" and not self.described_gpu
+
+    @property
+    def described_gpu(self) -> bool:
+        """Whether XLA compiles for a GPU by its description."""
+        return self.platform == "gpu" and self.name != "here" and compiles_for_gpus()
 
 
 # Platform, JAX's device_kind, GiB, TFLOP/s, GB/s to the memory, GB/s to a neighbor, example of a shape, devices per chip.
@@ -140,8 +145,8 @@ def find_devices(topology: Topology) -> tuple[Topology, list[Any]]:
         except (jax.errors.JaxRuntimeError, ValueError) as error:
             raise ConfigError(f"--topology {topology.name}: the compiler does not know this slice: {error}") from error
         return topology, list(found.devices)
-    if topology.platform == "gpu" and topology.name != "here" and not topology.simulated:
-        hosts = max(1, topology.count // HOST_GPUS)
+    if topology.described_gpu:
+        hosts = 1 if topology.count % HOST_GPUS else topology.count // HOST_GPUS
         machines = f"1x{hosts}x{topology.count // hosts}"
         target = gpu_target(topology)
         found = topologies.get_topology_desc(topology.name, "cuda", target_config=target, topology=machines)
